@@ -1,0 +1,72 @@
+"""Where a spec's names lead: name -> class, imported only when asked for.
+
+A name is one of the tables below, or "package.module:Class" for a class of the user's own. What is found has a
+`Settings` attribute: the pydantic model that validates its block of the spec.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from typing import Any
+
+from slm_lab.errors import LabError
+
+TABLES: dict[str, dict[str, str]] = {
+    "algorithm": {
+        "Random": "slm_lab.agent.algorithm.random:Random",
+        "VanillaDQN": "slm_lab.agent.algorithm.dqn:VanillaDQN",
+        "DQN": "slm_lab.agent.algorithm.dqn:DQN",
+        "DoubleDQN": "slm_lab.agent.algorithm.dqn:DoubleDQN",
+        "Reinforce": "slm_lab.agent.algorithm.reinforce:Reinforce",
+        "ActorCritic": "slm_lab.agent.algorithm.actor_critic:ActorCritic",
+        "PPO": "slm_lab.agent.algorithm.ppo:PPO",
+    },
+    "memory": {
+        "Replay": "slm_lab.agent.memory.presets:Replay",
+        "PrioritizedReplay": "slm_lab.agent.memory.presets:PrioritizedReplay",
+        "OnPolicyReplay": "slm_lab.agent.memory.presets:OnPolicyReplay",
+        "OnPolicyBatchReplay": "slm_lab.agent.memory.presets:OnPolicyBatchReplay",
+    },
+    "net": {
+        "MLPNet": "slm_lab.agent.net.mlp:MLPNet",
+        "DuelingMLPNet": "slm_lab.agent.net.dueling:DuelingMLPNet",
+    },
+}
+
+
+class UnknownName(LabError, KeyError):
+    """No class of this kind goes by this name; the message lists the nearest."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+def names(kind: str) -> list[str]:
+    """The names that a spec may use for this kind of part."""
+    return list(TABLES[kind])
+
+
+def nearest(name: str, allowed: list[str]) -> str | None:
+    """The allowed name that a user most likely meant, or None."""
+    by_lower = {candidate.lower(): candidate for candidate in allowed}
+    found = difflib.get_close_matches(str(name).lower(), list(by_lower), n=1, cutoff=0.6)
+    return by_lower[found[0]] if found else None
+
+
+def find(kind: str, name: str) -> Any:
+    """The class that `name` stands for; raises UnknownName."""
+    target = TABLES[kind].get(name)
+    if target is None and isinstance(name, str) and ":" in name:
+        target = name
+    if target is None:
+        guess = nearest(name, names(kind))
+        hint = f"did you mean '{guess}'?" if guess else f"known: {', '.join(names(kind))}"
+        raise UnknownName(f"no {kind} named '{name}'; {hint}")
+    module, _, attribute = target.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        if target is not name:
+            raise
+        raise UnknownName(f"cannot import {kind} '{name}': {error}") from error
