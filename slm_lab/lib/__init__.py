@@ -1,0 +1,1 @@
+"""Small things with no knowledge of reinforcement learning."""

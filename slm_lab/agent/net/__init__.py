@@ -1,0 +1,1 @@
+"""Nets built from the spec, the optimizers and learning-rate schedules that train them."""

@@ -1,0 +1,56 @@
+"""The keys that every net block has: how its parameters start and how they are trained."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from pydantic import Field, field_validator
+
+from slm_lab.agent.net.optim import LRSchedulerSpec, OptimSpec, _check_name
+from slm_lab.spec.settings import Settings
+
+LOSSES = {
+    "MSELoss": torch.nn.functional.mse_loss,
+    "SmoothL1Loss": torch.nn.functional.smooth_l1_loss,
+    "HuberLoss": torch.nn.functional.huber_loss,
+    "L1Loss": torch.nn.functional.l1_loss,
+}
+
+
+class LossSpec(Settings):
+    name: Literal["MSELoss", "SmoothL1Loss", "HuberLoss", "L1Loss"] = Field(
+        "MSELoss", description="loss between values and their targets, by its torch name"
+    )
+
+
+class NetSettings(Settings):
+    """What all nets share."""
+
+    shared: bool = Field(True, description="actor and critic share the hidden layers; false: one net each")
+    init_fn: str | None = Field(
+        None, description="initialiser of torch.nn.init for the weights, such as orthogonal_; null: torch's default"
+    )
+    clip_grad_val: float | None = Field(None, gt=0, description="largest norm of the gradient; null: no clipping")
+    loss_spec: LossSpec = Field(LossSpec(), description="loss of the value predictions")
+    optim_spec: OptimSpec = Field(OptimSpec(), description="optimizer")
+    actor_optim_spec: OptimSpec | None = Field(None, description="the actor's own optimizer, where it is not shared")
+    critic_optim_spec: OptimSpec | None = Field(None, description="the critic's own optimizer, where it is not shared")
+    use_same_optim: bool = Field(False, description="one optimizer for actor and critic: the actor's, else optim_spec")
+    lr_scheduler_spec: LRSchedulerSpec | None = Field(None, description="learning-rate schedule, in frames")
+    update_type: Literal["replace", "polyak"] = Field("polyak", description="how the target net follows the net")
+    update_frequency: int = Field(1, ge=1, description="frames between updates of the target net")
+    polyak_coef: float = Field(0.005, ge=0, le=1, description="polyak: weight of the net in the new target net")
+    log_std_init: float | None = Field(
+        None, description="Box actions: initial log of a learned standard deviation; null: the net puts it out"
+    )
+    gpu: bool | Literal["auto"] | None = Field(
+        None, description="SLM Lab's key for the device, read and passed over: meta.device decides"
+    )
+
+    @field_validator("init_fn")
+    @classmethod
+    def _known_init(cls, name: str | None) -> str | None:
+        if name is not None:
+            _check_name("init_fn", name, [item for item in dir(torch.nn.init) if item.endswith("_") and item[0] != "_"])
+        return name
