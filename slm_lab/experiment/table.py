@@ -1,0 +1,160 @@
+"""What a session counts and writes down: `Table`, a CSV that grows, and `Tally`, the episodes that have ended."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from slm_lab.errors import RunError
+
+Number = float | int | None
+
+
+class Table:
+    """A CSV with fixed columns, one row at a time, each on its way to disk before `append` returns.
+
+    An existing file is taken up where its last whole line ends.
+    """
+
+    def __init__(self, path: str | Path, columns: Sequence[str]):
+        self.path = Path(path)
+        self.columns = tuple(columns)
+        self.rows: list[dict[str, Number]] = []
+        self._header = ",".join(self.columns) + "\n"
+        self._file = open(self.path, "a+b")  # noqa: SIM115 (open as long as the session runs)
+        self._file.seek(0)
+        content = self._file.read()
+        self._take_up(content[: content.rfind(b"\n") + 1])
+
+    def append(self, row: dict[str, Any]) -> None:
+        """Write one row; columns that it lacks stay empty."""
+        unknown = [key for key in row if key not in self.columns]
+        if unknown:
+            raise ValueError(f"{self.path.name} has no column {unknown[0]!r}; it has {', '.join(self.columns)}")
+        numbers = {column: _number(row.get(column)) for column in self.columns}
+        self._file.write((",".join(map(_cell, numbers.values())) + "\n").encode())
+        self._file.flush()
+        self.rows.append(numbers)
+
+    def state_dict(self) -> dict[str, int]:
+        """How much has been written, durably: a checkpoint that counts on these rows finds them after a power cut."""
+        os.fsync(self._file.fileno())
+        return {"rows": len(self.rows), "bytes": self._file.seek(0, os.SEEK_END)}
+
+    def load_state_dict(self, tree: dict[str, int]) -> None:
+        """Go back to that checkpoint: what was written after it vanishes from the file."""
+        self._file.seek(0)
+        content = self._file.read(tree["bytes"])
+        if len(content) < tree["bytes"] or not content.endswith(b"\n"):
+            raise RunError(f"{self.path}: shorter than its checkpoint says ({len(content)} of {tree['bytes']} bytes)")
+        self._take_up(content)
+        if len(self.rows) != tree["rows"]:
+            raise RunError(f"{self.path}: {len(self.rows)} rows where its checkpoint has {tree['rows']}")
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _take_up(self, content: bytes) -> None:
+        """Make `content`, a prefix of the file, all that there is."""
+        if content:
+            header, *lines = content.decode(errors="replace").splitlines()
+            if header + "\n" != self._header:
+                raise RunError(f"{self.path}: its columns are '{header}', not '{self._header.strip()}'")
+            self.rows = [self._parse(number, line) for number, line in enumerate(lines, start=2)]
+        self._file.truncate(len(content))  # the file is open for appending: the next write goes to the new end
+        if not content:
+            self._file.write(self._header.encode())
+            self._file.flush()
+
+    def _parse(self, number: int, line: str) -> dict[str, Number]:
+        try:
+            return dict(zip(self.columns, map(_parse_cell, line.split(",")), strict=True))
+        except ValueError as error:
+            raise RunError(f"{self.path}: line {number} is not a row of this table") from error
+
+
+def _number(value: Any) -> Number:
+    """`value` as Python's own number, None where there is nothing to tell."""
+    if value is None:
+        return None
+    if hasattr(value, "item"):  # numpy scalars and one-element arrays and tensors
+        value = value.item()
+    if isinstance(value, int):  # bool included
+        return int(value)
+    if isinstance(value, float):
+        return None if math.isnan(value) else value
+    raise TypeError(f"a table holds numbers, not {type(value).__name__}")
+
+
+def _cell(value: Number) -> str:
+    return "" if value is None else repr(value)
+
+
+def _parse_cell(text: str) -> Number:
+    if not text:
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        return float(text)
+
+
+class Tally:
+    """Counts the episodes of N envs as their steps go by; none is lost between two looks."""
+
+    def __init__(self, num_envs: int, window: int = 100):
+        self.episodes = 0
+        self._returns = np.zeros(num_envs)  # (N,) of the episodes under way
+        self._steps = 0
+        self._started = np.zeros(num_envs, np.int64)  # (N,) `_steps` when the episode under way began
+        self._recent: deque[float] = deque(maxlen=window)
+        self._unseen: list[tuple[float, int]] = []
+
+    def add(self, reward: np.ndarray, ended: np.ndarray) -> None:
+        """One step of every env: reward (N,), ended (N,) bool."""
+        self._steps += 1
+        np.add(self._returns, reward, self._returns)
+        if np.count_nonzero(ended):
+            self._finish(np.flatnonzero(ended))
+
+    def since(self) -> list[tuple[float, int]]:
+        """(return, length) of each episode that has ended since the last call, oldest first."""
+        unseen, self._unseen = self._unseen, []
+        return unseen
+
+    @property
+    def moving_average(self) -> float | None:
+        """Mean return of the last `window` episodes."""
+        return math.fsum(self._recent) / len(self._recent) if self._recent else None
+
+    def _finish(self, envs: np.ndarray) -> None:
+        returns = self._returns[envs].tolist()
+        lengths = (self._steps - self._started[envs]).tolist()
+        self.episodes += len(returns)
+        self._recent.extend(returns)
+        self._unseen.extend(zip(returns, lengths, strict=True))
+        self._returns[envs] = 0
+        self._started[envs] = self._steps
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "episodes": self.episodes,
+            "returns": self._returns.copy(),
+            "lengths": self._steps - self._started,
+            "recent": list(self._recent),
+            "unseen": [list(episode) for episode in self._unseen],
+        }
+
+    def load_state_dict(self, tree: dict[str, Any]) -> None:
+        self.episodes = tree["episodes"]
+        self._returns[:] = tree["returns"]
+        self._steps = 0
+        self._started[:] = -tree["lengths"]
+        self._recent = deque(tree["recent"], maxlen=self._recent.maxlen)
+        self._unseen = [tuple(episode) for episode in tree["unseen"]]
