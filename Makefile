@@ -6,7 +6,7 @@
 PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
-PIP := $(PY) -m pip install --quiet --disable-pip-version-check
+PIP := $(PY) -m pip install -qq --disable-pip-version-check
 READY := $(VENV)/.ready
 BUSY := $(VENV)/.unfinished
 .DELETE_ON_ERROR:
@@ -27,11 +27,12 @@ bench: $(VENV)/.bench
 	@for script in benchmark/*.py; do $(PY) $$script $(ARGS) || exit 1; done
 
 setup: $(READY)
+	@:
 
 # A set-up that was broken off is begun anew; one that is merely out of date is brought up to date.
 $(READY): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
-	  echo "SLM Lab needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>&1 || true)."; \
+	  echo "SLM Lab needs Python 3.11 or newer; '$(PYTHON)' says: $$($(PYTHON) --version 2>&1)"; \
 	  echo "Name another one: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	@if [ -e $(BUSY) ]; then rm -rf $(VENV); fi
 	@mkdir -p $(VENV) && touch $(BUSY) && rm -f $(READY) $(VENV)/.bench
