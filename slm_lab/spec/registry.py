@@ -34,6 +34,8 @@ TABLES: dict[str, dict[str, str]] = {
     },
 }
 
+WITHOUT_LEARNING = ("Random",)  # algorithms that need neither memory nor net
+
 
 class UnknownName(LabError, KeyError):
     """No class of this kind goes by this name; the message lists the nearest."""
@@ -66,7 +68,15 @@ def find(kind: str, name: str) -> Any:
     module, _, attribute = target.partition(":")
     try:
         return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
+    except Exception as error:  # a module of the user's own may fail in any way while it is imported
         if target is not name:
             raise
-        raise UnknownName(f"cannot import {kind} '{name}': {error}") from error
+        raise UnknownName(f"cannot import {kind} '{name}': {type(error).__name__}: {error}") from error
+
+
+def settings_of(kind: str, name: str) -> Any:
+    """The settings model of the class that `name` stands for; raises UnknownName."""
+    model = getattr(find(kind, name), "Settings", None)
+    if not hasattr(model, "model_validate"):
+        raise UnknownName(f"{kind} '{name}' has no settings: give the class an attribute 'Settings', a pydantic model")
+    return model

@@ -1,14 +1,19 @@
-"""The outer shape of a spec, as typed and frozen models; the agent's three blocks belong to the classes they name."""
+"""A spec as typed, frozen models: the outer shape is here; the agent's blocks belong to the classes they name."""
 
 from __future__ import annotations
 
 import re
 from typing import Any, Literal
 
-from pydantic import Field, SerializeAsAny, field_validator
+from pydantic import Field, SerializeAsAny, ValidationError, field_validator
+from pydantic.json_schema import SkipJsonSchema
 
+from slm_lab.errors import Mistake, SpecError
+from slm_lab.spec import registry, shape
 from slm_lab.spec.settings import Settings
+from slm_lab.spec.words import NOTHING, explain, must_be
 
+BLOCKS = {"algorithm": "name", "memory": "name", "net": "type"}  # and the key by which each names its class
 DEVICE = re.compile(r"auto|cpu|mps|cuda(:\d+)?")
 
 
@@ -64,10 +69,79 @@ class MetaSpec(Settings):
 class Spec(Settings):
     """One experiment: everything that it takes to run it again."""
 
-    name: str = Field(description="the key of the spec in its file")
+    name: SkipJsonSchema[str] = Field(description="the key of the spec in its file")
     description: str | None = Field(None, description="one line for the list of specs")
     agent: AgentSpec
     env: EnvSpec
     meta: MetaSpec = MetaSpec()
     search: dict[str, Any] | None = Field(None, description="search space over the keys of the spec, SLM Lab's grammar")
     spec_params: dict[str, Any] | None = Field(None, description="values for ${name} places of a spec template")
+
+    def to_tree(self) -> dict[str, Any]:
+        """Plain JSON values with every default filled in; `read_spec` makes an equal spec of it."""
+        tree = self.model_dump(mode="json", exclude={"name"})
+        return {key: value for key, value in tree.items() if value is not None}
+
+
+def read_spec(tree: dict[str, Any], name: str, file: str | None = None) -> Spec:
+    """The spec that `tree` describes, in either shape; raises one SpecError with all that is wrong in it."""
+    if not isinstance(tree, dict):
+        raise SpecError([Mistake("", must_be(tree, "a block {agent: {…}, env: {…}, meta: {…}}"))], file, name)
+    strange = shape.mistakes_of_values(tree)
+    if any("itself" in mistake.problem for mistake in strange):
+        raise SpecError(strange, file, name)  # nothing else can be said of a tree without an end
+    flat, found = shape.flatten(tree)
+    unusable = {mistake.path for mistake in found}
+    if isinstance(flat.get("agent"), dict):
+        flat["agent"], of_blocks = _read_blocks(flat["agent"])
+        found += of_blocks
+    if "name" in flat:
+        found.append(Mistake("name", "no such key; the name of a spec is its key in the file"))
+    try:
+        spec = Spec.model_validate({**flat, "name": name})
+    except ValidationError as problem:
+        outer = explain(problem, Spec, flat, "")
+        found += [mistake for mistake in outer if mistake.path not in unusable]
+    told = {mistake.path for mistake in strange}
+    found = strange + [mistake for mistake in found if mistake.path not in told]
+    if found:
+        raise SpecError(found, file, name)
+    return spec
+
+
+def _read_blocks(agent: dict[str, Any]) -> tuple[dict[str, Any], list[Mistake]]:
+    """The agent with its blocks as settings, and their mistakes; an empty settings object stands for a wrong block."""
+    read, found = dict(agent), []
+    algorithm = agent.get("algorithm")
+    algorithm_name = algorithm.get("name") if isinstance(algorithm, dict) else None
+    for kind in BLOCKS:
+        block = agent.get(kind, NOTHING)
+        if kind != "algorithm" and block in (NOTHING, None) and algorithm_name in registry.WITHOUT_LEARNING:
+            continue
+        path = f"agent.{kind}"
+        try:
+            read[kind] = read_block(kind, block, path)
+        except SpecError as problem:
+            found += problem.mistakes
+            read[kind] = Settings()
+    return read, found
+
+
+def read_block(kind: str, block: Any, path: str = "") -> Settings:
+    """The settings of an algorithm, memory or net from its block, validated by the class that the block names."""
+    key = BLOCKS[kind]
+    known = ", ".join(registry.names(kind))
+    if not isinstance(block, dict):
+        raise SpecError([Mistake(path, must_be(block, f"a block with a '{key}': {known}"))])
+    place = f"{path}.{key}".lstrip(".")
+    name = block.get(key, NOTHING)
+    if not isinstance(name, str):
+        raise SpecError([Mistake(place, must_be(name, f"one of {known}"))])
+    try:
+        model = registry.settings_of(kind, name)
+    except registry.UnknownName as problem:
+        raise SpecError([Mistake(place, str(problem))]) from problem
+    try:
+        return model.model_validate(block)
+    except ValidationError as problem:
+        raise SpecError(explain(problem, model, block, path)) from None
