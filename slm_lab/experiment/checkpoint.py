@@ -63,7 +63,8 @@ class Checkpoints:
         if self._latest_is_good is None:
             self._latest_is_good = _readable(self.folder.latest)
         if self._latest_is_good:  # a damaged one must not push out the good one before it
-            os.replace(self.folder.latest, self.folder.previous)
+            self._latest_is_good = False  # until the new one is in its place
+            _replace(self.folder.latest, self.folder.previous)
         _replace(temporary, self.folder.latest)
         self._latest_is_good = True
 
