@@ -1,0 +1,162 @@
+"""Priorities of the rows of a ring in a sum tree (Schaul 2016): draw by priority, weigh, update.
+
+The tree has a leaf for each place in the table; a node's value is always recomputed as the sum of its two children, so
+nothing drifts. A second tree of minima is kept only where weights are taken relative to the whole buffer.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from slm_lab.agent.memory.ring import SIZE, Ring
+from slm_lab.errors import InvalidRow
+from slm_lab.lib.jit import njit
+
+
+class Priorities:
+    """A row enters at the highest priority ever given, so that each is drawn soon; later it follows its error.
+
+    Rows are noticed when they are next needed (`known` per env), so adding costs nothing here; the highest priority
+    changes in `update` alone, which notices the rows before it.
+    """
+
+    def __init__(self, ring: Ring, alpha: float, epsilon: float, minima: bool):
+        self.ring = ring
+        self.alpha = alpha
+        self.epsilon = epsilon
+        self.minima = minima
+        self.reset()
+
+    def reset(self) -> None:
+        """No row known, as if none had ever had an error."""
+        leaves = 1 << (len(self.ring.raw) - 1).bit_length()
+        self.sums = np.zeros(2 * leaves, np.float64)
+        self.lows = np.full(2 * leaves if self.minima else 0, np.inf)
+        self.known = self.ring.head.copy()  # (N,) rows before this t have their priority
+        self.highest = np.ones(1)
+
+    def draw(self, uniforms: np.ndarray, newest: np.ndarray, beta: float) -> tuple[np.ndarray, np.ndarray]:
+        """(B,) ids, one from each of B equal strata of the total, and their weights; `newest` replaces the last."""
+        ring = self.ring
+        ids = np.empty(uniforms.size, np.int64)
+        weight = np.empty(uniforms.size, np.float32)
+        draw_by_priority(
+            self.sums, self.lows, self.known, self.highest, ring.head, ring.tail, ring.ring_slots,
+            uniforms, newest, beta, ids, weight,
+        )  # fmt: skip
+        return ids, weight
+
+    def update(self, ids: np.ndarray, errors: np.ndarray) -> None:
+        """Priority (|error| + epsilon)^alpha for the rows that still exist."""
+        ring = self.ring
+        bad = set_by_error(
+            self.sums, self.lows, self.known, self.highest, ring.head, ring.tail, ring.ring_slots,
+            ids, errors, self.alpha, self.epsilon,
+        )  # fmt: skip
+        if bad >= 0:
+            raise InvalidRow(f"errors: {errors[bad]} for row {bad} of {ids.size}; priorities need finite errors")
+
+    def held(self) -> np.ndarray:
+        """(size,) priorities of the rows held, in the order of `ring.ids`."""
+        ring = self.ring
+        notice(self.sums, self.lows, self.known, self.highest, ring.head, ring.tail, ring.ring_slots)
+        return self.sums[self.sums.size // 2 + ring.rows_of(ring.ids())]
+
+    def describe(self) -> dict:
+        held = self.held() if self.ring.counts[SIZE] else np.zeros(1)
+        return {"min": float(held.min()), "mean": float(held.mean()), "max": float(held.max())}
+
+    def state_dict(self) -> dict:
+        return {"held": self.held(), "highest": float(self.highest[0])}
+
+    def load_state_dict(self, tree: dict) -> None:
+        """Take on the priorities of the rows that the ring has loaded before."""
+        self.reset()
+        self.highest[0] = tree["highest"]
+        fill(self.sums, self.lows, self.ring.rows_of(self.ring.ids()), np.asarray(tree["held"], np.float64))
+
+
+@njit
+def set_leaf(sums, lows, row, priority):
+    """Priority 0 empties the leaf."""
+    node = sums.size // 2 + row
+    sums[node] = priority
+    if lows.size:
+        lows[node] = priority if priority > 0 else np.inf
+    node >>= 1
+    while node:
+        sums[node] = sums[2 * node] + sums[2 * node + 1]
+        if lows.size:
+            lows[node] = min(lows[2 * node], lows[2 * node + 1])
+        node >>= 1
+
+
+@njit
+def fill(sums, lows, rows, priorities):
+    for index in range(rows.size):
+        set_leaf(sums, lows, rows[index], priorities[index])
+
+
+@njit
+def notice(sums, lows, known, highest, head, tail, slots):
+    """Let rows written since the last call enter, and empty the slot at each head, whose row was overwritten."""
+    envs = head.size
+    for env in range(envs):
+        if known[env] == head[env]:
+            continue
+        for t in range(max(known[env], tail[env]), head[env]):
+            set_leaf(sums, lows, t % slots * envs + env, highest[0])
+        set_leaf(sums, lows, head[env] % slots * envs + env, 0.0)
+        known[env] = head[env]
+
+
+@njit
+def draw_by_priority(sums, lows, known, highest, head, tail, slots, uniforms, newest, beta, ids, weight):
+    notice(sums, lows, known, highest, head, tail, slots)
+    envs = head.size
+    leaves = sums.size // 2
+    count = ids.size
+    stratum = sums[1] / count
+    for index in range(count):
+        left_over = (index + uniforms[index]) * stratum
+        node = 1
+        while node < leaves:
+            node *= 2
+            if left_over >= sums[node] and sums[node + 1] > 0:  # rounding must not lead to an empty leaf
+                left_over -= sums[node]
+                node += 1
+        row = node - leaves
+        env = row % envs
+        newest_t = head[env] - 1
+        t = newest_t - (newest_t - row // envs) % slots
+        ids[index] = t * envs + env
+    for index in range(min(newest.size, count)):
+        ids[count - 1 - index] = newest[index]
+    # (size * P)^-beta / its maximum: size and the total cancel, what is left is (lowest priority / priority)^beta.
+    lowest = np.inf
+    for index in range(count):
+        row = ids[index] // envs % slots * envs + ids[index] % envs
+        lowest = min(lowest, sums[leaves + row])
+    if lows.size:
+        lowest = lows[1]
+    for index in range(count):
+        row = ids[index] // envs % slots * envs + ids[index] % envs
+        weight[index] = (lowest / sums[leaves + row]) ** beta
+
+
+@njit
+def set_by_error(sums, lows, known, highest, head, tail, slots, ids, errors, alpha, epsilon):
+    """-1, or the place of the first error that is not finite; then nothing was changed."""
+    for index in range(errors.size):
+        if not np.isfinite(errors[index]):
+            return index
+    notice(sums, lows, known, highest, head, tail, slots)
+    envs = head.size
+    for index in range(ids.size):
+        env = ids[index] % envs
+        t = ids[index] // envs
+        if tail[env] <= t < head[env]:
+            priority = (abs(errors[index]) + epsilon) ** alpha
+            set_leaf(sums, lows, t % slots * envs + env, priority)
+            highest[0] = max(highest[0], priority)
+    return -1
