@@ -56,6 +56,7 @@ def read_file(path: str | Path) -> dict[str, Any]:
     if not isinstance(tree, dict):
         kind = "list" if isinstance(tree, list) else type(tree).__name__
         raise SpecError(f"holds a {kind}; a spec file is a block {{spec_name: {{agent, env, meta}}}}", str(path))
+    tree.pop("$schema", None)  # for editors
     for name in tree:
         if not isinstance(name, str):
             raise SpecError(f"the spec name {name!r} must be a string; put it in quotes", str(path))

@@ -95,6 +95,10 @@ def read_spec(tree: dict[str, Any], name: str, file: str | None = None) -> Spec:
     if isinstance(flat.get("agent"), dict):
         flat["agent"], of_blocks = _read_blocks(flat["agent"])
         found += of_blocks
+    if name in ("", ".", "..") or set(name) & set("/\\\0"):
+        found.append(
+            Mistake("", f"the spec name {name!r} cannot name a folder of runs; use letters, digits, '_' and '-'")
+        )
     if "name" in flat:
         found.append(Mistake("name", "no such key; the name of a spec is its key in the file"))
     try:

@@ -14,13 +14,7 @@ from slm_lab.spec.registry import nearest
 
 SHOWN = 60  # characters of a value
 NOTHING = object()  # no value was given
-TYPES = {
-    "integer": "an integer",
-    "number": "a number",
-    "string": "a string",
-    "boolean": "true or false",
-    "null": "null",
-}
+TYPES = {"integer": "an integer", "number": "a number", "string": "a string", "null": "null"}
 BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
 LENGTHS = {"minItems": "at least", "maxItems": "at most", "minLength": "at least", "maxLength": "at most"}
 
