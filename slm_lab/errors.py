@@ -53,3 +53,7 @@ class InvalidRow(LabError, ValueError):
 
 class InvalidMemorySpec(SpecError):
     """A memory block that cannot be built, or a combination of its keys that makes no sense."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """A run was asked to stop, and has saved its state."""

@@ -1,0 +1,113 @@
+"""An algorithm with its memory, built from the spec and the env's spaces: acts, remembers, learns."""
+
+from __future__ import annotations
+
+import shutil
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+
+from slm_lab.agent.algorithm.algorithm import Site
+from slm_lab.agent.memory import make_memory
+from slm_lab.errors import Mistake
+from slm_lab.lib import seeds
+from slm_lab.spec import registry
+from slm_lab.spec.schema import Spec
+from slm_lab.types import Step
+
+STEPS_THAT_PAY = 100_000  # compiling takes some 20 s and saves about 0.25 ms a learn step
+
+
+class Agent:
+    def __init__(self, spec: Spec, observation_space: spaces.Space, action_space: spaces.Space, seed: int):
+        settings = spec.agent.algorithm
+        num_envs = spec.env.num_envs
+        site = Site(observation_space, action_space, seed, device_name(spec.meta.device), compile_pays(spec))
+        self.algorithm = registry.find("algorithm", settings.name)(settings, spec.agent.net, site)
+        self.memory = None
+        if self.algorithm.needs_learning:
+            self.memory = make_memory(
+                spec.agent.memory,
+                observation_space,
+                action_space,
+                num_envs=num_envs,
+                gamma=settings.gamma,
+                seed=seeds.derive(seed, "memory"),
+                training_frequency=settings.rows_to_learn(num_envs),
+                training_start_step=settings.first_learning_frame(),
+            )
+
+    def act(self, obs: Any, frame: int, explore: bool = True) -> np.ndarray:
+        """(N, ...) an action for each observation."""
+        return self.algorithm.act(obs, frame, explore)
+
+    def remember(self, obs: Any, action: np.ndarray, step: Step) -> None:
+        if self.memory is not None:
+            self.memory.add(obs, action, step.reward, step.terminated, step.truncated, step.next_obs)
+
+    def learn(self, frame: int) -> None:
+        """As many learn rounds as are due at this frame."""
+        if self.memory is not None:
+            for _ in range(self.memory.due(frame)):
+                self.algorithm.learn(self.memory, frame)
+
+    def state_dict(self) -> dict:
+        return {
+            "algorithm": self.algorithm.state_dict(),
+            "memory": None if self.memory is None else self.memory.state_dict(),
+        }
+
+    def load_state_dict(self, tree: dict) -> None:
+        self.algorithm.load_state_dict(tree["algorithm"])
+        if self.memory is not None:
+            self.memory.load_state_dict(tree["memory"])
+
+
+def check_agent(spec: Spec, observation_space: spaces.Space, action_space: spaces.Space) -> list[Mistake]:
+    """Which parts of the agent do not fit each other or the env; empty where all do."""
+    algorithm = registry.find("algorithm", spec.agent.algorithm.name)
+    mistakes = list(algorithm.check(spec.agent.algorithm, action_space))
+    if algorithm.needs_learning:
+        mistakes += _check_memory(spec, algorithm)
+        mistakes += registry.find("net", spec.agent.net.type).check(observation_space)
+    if spec.meta.distributed:
+        mistakes.append(Mistake("meta.distributed", "sessions that share one net are not available; use false"))
+    try:
+        torch.zeros(1, device=device_name(spec.meta.device))
+    except (RuntimeError, AssertionError) as problem:
+        reason = str(problem).splitlines()[0]
+        mistakes.append(Mistake("meta.device", f"'{spec.meta.device}' cannot be used here ({reason}); use 'cpu'"))
+    return mistakes
+
+
+def _check_memory(spec: Spec, algorithm: Any) -> list[Mistake]:
+    name = spec.agent.memory.name
+    on_policy = registry.find("memory", name).on_policy
+    if algorithm.on_policy is None or on_policy == algorithm.on_policy:
+        return []
+    kind = "on-policy, from its newest rows" if algorithm.on_policy else "off-policy, from rows drawn again and again"
+    fitting = [other for other in registry.names("memory") if registry.find("memory", other).on_policy != on_policy]
+    return [
+        Mistake(
+            "agent.memory.name",
+            f"{spec.agent.algorithm.name} learns {kind}: '{name}' does not fit; use {' or '.join(fitting)}",
+        )
+    ]
+
+
+def device_name(device: str) -> str:
+    """The device that 'auto' stands for here; any other name as it is."""
+    if device != "auto":
+        return device
+    return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+
+
+def compile_pays(spec: Spec) -> bool:
+    """Whether to compile the learn step: as the spec says, or for `auto` where the run is long enough for it."""
+    algorithm = spec.agent.algorithm
+    if spec.meta.compile != "auto" or not hasattr(algorithm, "opt_steps"):
+        return spec.meta.compile is True
+    has_compiler = any(shutil.which(name) for name in ("g++", "clang++", "c++"))
+    return has_compiler and algorithm.opt_steps(spec.env.max_frame, spec.env.num_envs) >= STEPS_THAT_PAY

@@ -1,0 +1,134 @@
+"""What all algorithms share: the face that the agent sees, and the keys that each block has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from pydantic import Field
+from torch import nn
+
+from slm_lab.agent.learner import Learner
+from slm_lab.agent.net.settings import NetSettings
+from slm_lab.errors import Mistake
+from slm_lab.lib import seeds
+from slm_lab.spec.settings import Settings
+
+
+class AlgorithmSettings(Settings):
+    """Keys of every algorithm that learns."""
+
+    gamma: float = Field(0.99, ge=0, le=1, description="discount of future rewards, per step")
+    training_frequency: int = Field(
+        1,
+        ge=1,
+        description="a learn round every so many frames (replay memories), vector steps (OnPolicyBatchReplay) "
+        "or complete episodes (OnPolicyReplay)",
+    )
+
+    def rows_to_learn(self, num_envs: int) -> int:
+        """What the memory's trigger counts up to; its unit is the memory's."""
+        return self.training_frequency
+
+    def first_learning_frame(self) -> int:
+        """Frames that a replay memory is filled for before anything is learned."""
+        return 0
+
+    def opt_steps(self, max_frame: int, num_envs: int) -> float:
+        """About how many optimizer steps a session takes: what decides whether compiling them pays."""
+        return max_frame / (self.training_frequency * num_envs)
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where an algorithm is built: the env's spaces (of a single env), a seed, and how to compute."""
+
+    observation_space: spaces.Space
+    action_space: spaces.Space
+    seed: int
+    device: str = "cpu"
+    compiled: bool = False
+
+
+class Algorithm:
+    """Acts, and learns from a memory. Subclasses give `Settings`, `act`, `learn` and say what they can be used with."""
+
+    Settings: ClassVar[type[Settings]]
+    on_policy: ClassVar[bool | None]  # which memories fit; None: any, or none at all
+    needs_learning: ClassVar[bool] = True
+    reports: ClassVar[tuple[str, ...]] = ()  # what `report` gives besides loss, lr and grad_norm: columns of the table
+    learner: Learner | None = None
+
+    def __init__(self, settings: Settings, net_settings: NetSettings | None, site: Site):
+        self.settings = settings
+        self.net_settings = net_settings
+        self.site = site
+        self.rng = seeds.generator(site.seed, "policy")
+
+    @classmethod
+    def check(cls, settings: Settings, action_space: spaces.Space) -> list[Mistake]:
+        """Why this algorithm cannot act in such an env; empty where it can."""
+        return []
+
+    def act(self, obs: Any, frame: int, explore: bool = True) -> np.ndarray:
+        """(N, ...) actions for (N, ...) observations; without `explore`, the best ones known, and no random draw."""
+        raise NotImplementedError
+
+    def learn(self, memory: Any, frame: int) -> None:
+        """One round of learning."""
+        raise NotImplementedError
+
+    def variables(self, frame: int) -> dict[str, float]:
+        """The values of the schedules at this frame, under the names of the train table's columns."""
+        return {}
+
+    def report(self, frame: int) -> dict[str, float]:
+        """Means since the last call of what learning reports, and the schedules' present values."""
+        learned = {} if self.learner is None else {**self.learner.report(), "lr": self.learner.learning_rate(frame)}
+        return {**learned, **self.variables(frame)}
+
+    @property
+    def opt_step(self) -> int:
+        return 0 if self.learner is None else self.learner.opt_step
+
+    def state_dict(self) -> dict:
+        learner = None if self.learner is None else self.learner.state_dict()
+        return {"learner": learner, "rng": seeds.generator_state(self.rng)}
+
+    def load_state_dict(self, tree: dict) -> None:
+        if self.learner is not None:
+            self.learner.load_state_dict(tree["learner"])
+        seeds.set_generator_state(self.rng, tree["rng"])
+
+    def policy_state(self) -> dict:
+        """The part of the state that acting needs."""
+        return {"parameters": [] if self.learner is None else self.learner.state_dict()["parameters"]}
+
+    def load_policy_state(self, tree: dict) -> None:
+        if self.learner is not None:
+            self.learner.load_parameters(tree["parameters"])
+
+
+def seeded_net(seed: int, make: Callable[[], nn.Module]) -> nn.Module:
+    """The net with initial parameters that depend on the seed alone; torch's own generator is left as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seeds.derive(seed, "net"))
+        return make()
+
+
+def acting_forward(
+    fast: Callable[[np.ndarray], np.ndarray] | None, forward: Callable, device: torch.device
+) -> Callable[[np.ndarray], np.ndarray]:
+    """obs -> outputs as numpy arrays: the net's own numpy function, or torch where it has none."""
+    if fast is not None:
+        return fast
+
+    @torch.no_grad()
+    def through_torch(obs: np.ndarray) -> np.ndarray:
+        return forward(torch.as_tensor(obs, device=device)).cpu().numpy()
+
+    return through_torch

@@ -1,0 +1,67 @@
+"""Proximal policy optimisation: several epochs over each batch, with a clipped ratio (Schulman 2017)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from slm_lab.agent.algorithm.actor_critic import ActorCritic, ActorCriticSettings
+from slm_lab.agent.algorithm.schedule import ScheduleSpec, constant
+from slm_lab.types import Batch
+
+
+class PPOSettings(ActorCriticSettings):
+    name: Literal["PPO"] = "PPO"
+    lam: float | None = Field(0.95, ge=0, le=1, description="lambda of the generalised advantage estimates")
+    clip_eps_spec: ScheduleSpec = Field(
+        constant(0.2), description="how far the ratio of new to old policy may go from 1"
+    )
+    clip_vloss: bool = Field(False, description="also keep values within clip_eps of the old ones")
+    time_horizon: int = Field(
+        128, ge=1, description="vector steps between learn rounds; takes training_frequency's place"
+    )
+    minibatch_size: int = Field(64, ge=1, description="rows of each update")
+    training_epoch: int = Field(4, ge=1, description="passes over the rows of a learn round")
+
+    def rows_to_learn(self, num_envs: int) -> int:
+        return self.time_horizon
+
+    def opt_steps(self, max_frame: int, num_envs: int) -> float:
+        return max_frame / min(self.minibatch_size, self.time_horizon * num_envs) * self.training_epoch
+
+
+class PPO(ActorCritic):
+    Settings = PPOSettings
+    reports = (*ActorCritic.reports, "clip_eps", "approx_kl", "clip_fraction")
+
+    def learn(self, memory: Any, frame: int) -> None:
+        batch = self.add_estimates(memory.drain())
+        scalars = self.variables(frame)
+        for minibatch in memory.batches(self.settings.minibatch_size, epochs=self.settings.training_epoch, of=batch):
+            self.learner.step(minibatch, frame, **scalars)
+
+    def loss(self, net: Callable, target: None, batch: Batch, scalars: dict[str, Tensor]):
+        out, value = net(batch.obs)
+        old, clip_eps = batch.extras, scalars["clip_eps"]
+        log_ratio = self.distribution.log_prob(out, batch.action) - old["log_prob"]
+        ratio = log_ratio.exp()
+        clipped = torch.clamp(ratio, 1 - clip_eps, 1 + clip_eps)
+        policy_loss = -torch.minimum(old["advantage"] * ratio, old["advantage"] * clipped).mean()
+        value_loss = self.value_loss(value, old["target"], reduction="none")
+        if self.settings.clip_vloss:
+            near = old["value"] + torch.clamp(value - old["value"], -clip_eps, clip_eps)
+            value_loss = torch.maximum(value_loss, self.value_loss(near, old["target"], reduction="none"))
+        info = {
+            "approx_kl": (ratio - 1 - log_ratio)
+            .mean()
+            .detach(),  # Schulman 2020, http://joschu.net/blog/kl-approx.html
+            "clip_fraction": ((ratio - 1).abs() > clip_eps).float().mean().detach(),
+        }
+        return self.total(out, policy_loss, value_loss.mean(), scalars, info)
+
+    def variables(self, frame: int) -> dict[str, float]:
+        return {**super().variables(frame), "clip_eps": self.settings.clip_eps_spec.at(frame)}

@@ -1,0 +1,88 @@
+"""REINFORCE: each action is made more likely in proportion to the return that followed it (Williams 1992)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from pydantic import Field
+from torch import Tensor
+
+from slm_lab.agent.algorithm.algorithm import Algorithm, AlgorithmSettings, Site, acting_forward, seeded_net
+from slm_lab.agent.algorithm.policy import Policy, check_policy, make_distribution
+from slm_lab.agent.algorithm.returns import returns_to_go, standardize
+from slm_lab.agent.algorithm.schedule import ScheduleSpec, constant
+from slm_lab.agent.learner import Learner
+from slm_lab.agent.net.actor_critic import Actor
+from slm_lab.agent.net.settings import NetSettings
+from slm_lab.errors import Mistake
+from slm_lab.types import Batch
+
+
+class PolicySettings(AlgorithmSettings):
+    """Keys of the algorithms that learn a policy."""
+
+    action_pdtype: Literal["default", "Categorical", "Normal"] = Field(
+        "default", description="distribution of actions: Categorical for Discrete, Normal for Box; default: by the env"
+    )
+    action_policy: Literal["default"] = Field("default", description="actions are drawn from the distribution itself")
+    explore_var_spec: ScheduleSpec | None = Field(
+        None, description="SLM Lab's key, read and passed over: a policy explores by its own spread"
+    )
+    entropy_coef_spec: ScheduleSpec = Field(constant(0.01), description="weight of the entropy bonus")
+
+
+class ReinforceSettings(PolicySettings):
+    name: Literal["Reinforce"] = "Reinforce"
+    center_return: bool = Field(True, description="subtract the batch's mean return: a baseline, the same for all rows")
+    standardize_returns: bool = Field(False, description="also divide by the batch's standard deviation")
+
+
+class Reinforce(Algorithm):
+    Settings = ReinforceSettings
+    on_policy = True
+    reports = ("entropy_coef", "entropy", "policy_loss")
+
+    def __init__(self, settings: ReinforceSettings, net_settings: NetSettings, site: Site):
+        super().__init__(settings, net_settings, site)
+        self.distribution = make_distribution(settings.action_pdtype, site.action_space)
+        has_log_std = isinstance(site.action_space, spaces.Box)
+        actor = seeded_net(
+            site.seed,
+            lambda: Actor(net_settings, site.observation_space, self.distribution.units, has_log_std=has_log_std),
+        )
+        # never compiled: whole episodes make batches of ever other sizes
+        self.learner = Learner(actor, self.loss, net_settings, device=site.device)
+        forward = acting_forward(actor.numpy_policy(), actor, self.learner.device)
+        self.policy = Policy(self.distribution, forward, self.rng)
+
+    @classmethod
+    def check(cls, settings: ReinforceSettings, action_space: spaces.Space) -> list[Mistake]:
+        return check_policy(settings.name, settings.action_pdtype, action_space)
+
+    def act(self, obs: Any, frame: int, explore: bool = True) -> np.ndarray:
+        return self.policy.act(obs, explore)
+
+    def learn(self, memory: Any, frame: int) -> None:
+        batch = memory.drain()
+        reward, discount, end = (column.numpy() for column in (batch.reward, batch.discount, batch.end))
+        returns = returns_to_go(reward, discount, end, np.zeros_like(reward))
+        if self.settings.standardize_returns:
+            returns = standardize(returns)
+        elif self.settings.center_return:
+            returns = returns - returns.mean()
+        batch.extras["return"] = torch.from_numpy(returns)
+        self.learner.step(batch, frame, entropy_coef=self.settings.entropy_coef_spec.at(frame))
+
+    def loss(self, net: Callable, target: None, batch: Batch, scalars: dict[str, Tensor]):
+        """Minus the mean of return * log pi(a|s), less the entropy bonus."""
+        out = net(batch.obs)
+        policy_loss = -(batch.extras["return"] * self.distribution.log_prob(out, batch.action)).mean()
+        entropy = self.distribution.entropy(out).mean()
+        return policy_loss - scalars["entropy_coef"] * entropy, {"policy_loss": policy_loss, "entropy": entropy}
+
+    def variables(self, frame: int) -> dict[str, float]:
+        return {"entropy_coef": self.settings.entropy_coef_spec.at(frame)}

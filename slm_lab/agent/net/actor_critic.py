@@ -1,0 +1,80 @@
+"""The nets of policy algorithms: an actor, and where the algorithm learns values, a critic beside or inside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from slm_lab.agent.net.settings import NetSettings
+from slm_lab.spec import registry
+
+
+def make_net(settings: NetSettings, observation_space: spaces.Space, heads: dict[str, int]) -> nn.Module:
+    """The net that the spec's block names, with a head of so many units for each name."""
+    return registry.find("net", settings.type)(settings, observation_space, heads)
+
+
+class Actor(nn.Module):
+    """obs -> policy outputs (B, units), or with a value head (outputs, values (B,)).
+
+    With `log_std_init`, where the second half of the outputs are logs of deviations, these are free parameters instead.
+    """
+
+    def __init__(
+        self,
+        settings: NetSettings,
+        observation_space: spaces.Space,
+        units: int,
+        *,
+        has_log_std: bool = False,
+        has_value: bool = False,
+    ):
+        super().__init__()
+        self.log_std = None
+        if has_log_std and settings.log_std_init is not None:
+            units = units // 2
+            self.log_std = nn.Parameter(torch.full((units,), settings.log_std_init))
+        self.has_value = has_value
+        self.net = make_net(settings, observation_space, {"policy": units} | ({"value": 1} if has_value else {}))
+
+    def forward(self, obs: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        if self.has_value:
+            policy, value = self.net(obs)
+            return self._with_deviations(policy), value.squeeze(-1)
+        return self._with_deviations(self.net(obs))
+
+    def _with_deviations(self, mean: Tensor) -> Tensor:
+        return mean if self.log_std is None else torch.cat([mean, self.log_std.expand_as(mean)], -1)
+
+    def numpy_policy(self) -> Callable[[np.ndarray], np.ndarray] | None:
+        """(N, ...) observations -> (N, units) policy outputs without torch, or None where only torch can."""
+        forward = self.net.numpy_forward("policy")
+        if forward is None or self.log_std is None:
+            return forward
+        log_std = self.log_std.detach().numpy()
+
+        def with_deviations(obs: np.ndarray) -> np.ndarray:
+            mean = forward(obs)
+            return np.concatenate([mean, np.broadcast_to(log_std, mean.shape)], -1)
+
+        return with_deviations
+
+
+class ActorCritic(nn.Module):
+    """obs -> (policy outputs (B, units), values (B,)). `shared`: one body under both heads; else two nets."""
+
+    def __init__(
+        self, settings: NetSettings, observation_space: spaces.Space, units: int, *, has_log_std: bool = False
+    ):
+        super().__init__()
+        self.actor = Actor(settings, observation_space, units, has_log_std=has_log_std, has_value=settings.shared)
+        self.critic = None if settings.shared else make_net(settings, observation_space, {"value": 1})
+
+    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        if self.critic is None:
+            return self.actor(obs)
+        return self.actor(obs), self.critic(obs).squeeze(-1)

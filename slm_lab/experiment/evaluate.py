@@ -1,0 +1,55 @@
+"""How good an agent is: whole episodes, played greedily, on envs that training never sees."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from slm_lab.agent.agent import Agent
+from slm_lab.env import VectorEnv
+from slm_lab.spec.schema import EnvSpec
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    returns: np.ndarray  # (episodes,)
+    lengths: np.ndarray  # (episodes,)  steps
+
+    def row(self) -> dict[str, float]:
+        """Its columns of the eval table."""
+        return {
+            "episodes": len(self.returns),
+            "return": float(self.returns.mean()),
+            "return_std": float(self.returns.std()),
+            "return_min": float(self.returns.min()),
+            "return_max": float(self.returns.max()),
+            "length": float(self.lengths.mean()),
+        }
+
+
+class Evaluator:
+    """Plays `episodes` greedy episodes, one on each of as many envs.
+
+    Which episodes they are depends on the session's seed and the frame alone, so there is no state to save.
+    """
+
+    def __init__(self, spec: EnvSpec, episodes: int, seed: int):
+        self.env = VectorEnv(spec, seed, num_envs=episodes, stream="eval")
+
+    def run(self, agent: Agent, frame: int) -> Evaluation:
+        env = self.env
+        obs = env.begin_stream(f"eval at {frame}")
+        returns = np.zeros(env.num_envs)
+        lengths = np.zeros(env.num_envs, np.int64)
+        playing = np.ones(env.num_envs, np.bool_)
+        while playing.any():
+            step = env.step(agent.act(obs, frame, explore=False))
+            returns += step.reward * playing
+            lengths += playing
+            playing &= ~(step.terminated | step.truncated)
+            obs = step.obs
+        return Evaluation(returns, lengths)
+
+    def close(self) -> None:
+        self.env.close()

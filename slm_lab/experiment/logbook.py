@@ -1,0 +1,88 @@
+"""What a session writes down as it goes: the train and eval tables, the episodes it has seen, and a log in words."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from slm_lab.experiment.clock import Clock
+from slm_lab.experiment.evaluate import Evaluation
+from slm_lab.experiment.folder import SessionFolder
+from slm_lab.experiment.table import Table, Tally
+from slm_lab.types import Step
+
+TRAIN_COLUMNS = (
+    *("frame", "wall_time", "fps", "episodes", "opt_step", "return", "return_ma", "length"),
+    *("loss", "lr", "explore_var", "entropy_coef", "entropy", "grad_norm"),
+)
+EVAL_COLUMNS = (
+    *("frame", "wall_time", "opt_step", "episodes", "return", "return_ma"),
+    *("return_std", "return_min", "return_max", "length"),
+)
+EVALUATIONS_IN_AVERAGE = 10
+
+
+class Logbook:
+    def __init__(self, folder: SessionFolder, num_envs: int, reports: tuple[str, ...]):
+        """`reports`: the columns that the algorithm adds to the train table."""
+        self.folder = folder
+        self.train = Table(folder.train_table, list(dict.fromkeys((*TRAIN_COLUMNS, *reports))))
+        self.eval = Table(folder.eval_table, EVAL_COLUMNS)
+        self.tally = Tally(num_envs)
+        self._row_frame, self._row_time = 0, 0.0  # frame and training time of the last train row
+        self.fps = 0.0
+
+    def count(self, step: Step) -> None:
+        self.tally.add(step.reward, step.terminated | step.truncated)
+
+    def write_train(self, clock: Clock, opt_step: int, report: dict[str, float]) -> None:
+        """A row about all that happened since the last one."""
+        frames, seconds = clock.frame - self._row_frame, clock.training_time - self._row_time
+        self._row_frame, self._row_time = clock.frame, clock.training_time
+        self.fps = frames / seconds if seconds > 0 else 0.0
+        episodes = self.tally.since()
+        self.train.append(
+            {
+                "frame": clock.frame,
+                "wall_time": clock.wall_time,
+                "fps": self.fps,
+                "episodes": self.tally.episodes,
+                "opt_step": opt_step,
+                "return": sum(episode[0] for episode in episodes) / len(episodes) if episodes else None,
+                "return_ma": self.tally.moving_average,
+                "length": sum(episode[1] for episode in episodes) / len(episodes) if episodes else None,
+                **report,
+            }
+        )
+
+    def write_eval(self, clock: Clock, opt_step: int, evaluation: Evaluation) -> None:
+        row = evaluation.row()
+        recent = [*(earlier["return"] for earlier in self.eval.rows[1 - EVALUATIONS_IN_AVERAGE :]), row["return"]]
+        times = {"frame": clock.frame, "wall_time": clock.wall_time, "opt_step": opt_step}
+        self.eval.append({**times, **row, "return_ma": sum(recent) / len(recent)})
+
+    def last(self, table: Table, column: str) -> float | None:
+        return table.rows[-1][column] if table.rows else None
+
+    def note(self, text: str) -> None:
+        """A line in the session's log."""
+        with open(self.folder.log_file, "a", encoding="utf-8") as file:
+            file.write(f"{datetime.now():%Y-%m-%d %H:%M:%S}  {text}\n")
+
+    def close(self) -> None:
+        self.train.close()
+        self.eval.close()
+
+    def state_dict(self) -> dict:
+        return {
+            "train": self.train.state_dict(),
+            "eval": self.eval.state_dict(),
+            "tally": self.tally.state_dict(),
+            "row_frame": self._row_frame,
+            "row_time": self._row_time,
+        }
+
+    def load_state_dict(self, tree: dict) -> None:
+        self.train.load_state_dict(tree["train"])
+        self.eval.load_state_dict(tree["eval"])
+        self.tally.load_state_dict(tree["tally"])
+        self._row_frame, self._row_time = tree["row_frame"], tree["row_time"]
