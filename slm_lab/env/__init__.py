@@ -1,4 +1,4 @@
-"""The world: a vector env from the spec, its wrappers, its episode seeds. The only reset and autoreset logic of the lab."""
+"""The world: a vector env from the spec, its episode seeds. The only reset and autoreset logic of the lab."""
 
 from slm_lab.env.make import make_env
 from slm_lab.env.vector import VectorEnv

@@ -12,29 +12,36 @@ from slm_lab.errors import Mistake, RunError, SpecError
 from slm_lab.spec.registry import nearest
 from slm_lab.spec.schema import EnvSpec
 
-EXTRAS = {"box2d": "box2d", "mujoco": "mujoco", "ale_py": "atari", "ale": "atari", "atari": "atari"}
+EXTRAS = {"box2d": "box2d", "mujoco": "mujoco", "ale": "atari", "atari": "atari", "pygame": "all"}
+OWN_KEYWORDS = {
+    "max_episode_steps": "the longest episode is env.max_t",
+    "render_mode": "rendering is asked for on the command line",
+    "disable_env_checker": "the lab checks what envs return itself",
+    "id": "the env's id is env.name",
+}
 
 
 def make_env(spec: EnvSpec, render_mode: str | None = None) -> gymnasium.Env:
     """The env that the spec names, with episodes cut at `max_t` steps; raises SpecError where it cannot be had."""
-    if spec.name.upper().startswith("ALE/"):
+    misplaced = [key for key in spec.kwargs if key in OWN_KEYWORDS]
+    if misplaced:
+        raise SpecError([Mistake(f"env.kwargs.{key}", f"not for here: {OWN_KEYWORDS[key]}") for key in misplaced])
+    if spec.name not in gymnasium.registry:
         _register_atari()
+    keywords = spec.kwargs if render_mode is None else {**spec.kwargs, "render_mode": render_mode}
     try:
-        env = gymnasium.make(
-            spec.name,
-            max_episode_steps=spec.max_t,
-            render_mode=render_mode,
-            disable_env_checker=True,
-            **spec.kwargs,
-        )
-    except (error.DependencyNotInstalled, ModuleNotFoundError) as problem:
-        raise SpecError([Mistake("env.name", _missing_package(spec.name, str(problem)))]) from problem
+        env = gymnasium.make(spec.name, max_episode_steps=spec.max_t, disable_env_checker=True, **keywords)
     except (error.UnregisteredEnv, error.DeprecatedEnv) as problem:
-        raise SpecError([Mistake("env.name", _unknown_id(spec.name, problem))]) from problem
-    except TypeError as problem:
-        raise SpecError([Mistake("env.kwargs", f"{spec.name} refuses {spec.kwargs}: {problem}")]) from problem
+        raise SpecError([Mistake("env.name", _unknown_id(spec.name))]) from problem
+    except (error.DependencyNotInstalled, ImportError) as problem:
+        raise SpecError([Mistake("env.name", _missing_package(spec.name, str(problem)))]) from problem
     except error.Error as problem:
         raise SpecError([Mistake("env.name", f"'{spec.name}' cannot be made: {problem}")]) from problem
+    except Exception as problem:  # an env's constructor is foreign code: it refuses its keywords in its own ways
+        place = "env.kwargs" if spec.kwargs else "env.name"
+        reason = str(problem).split(" was raised from the environment creator")[0]
+        refused = f"'{spec.name}' cannot be made with {spec.kwargs}: {type(problem).__name__}: {reason}"
+        raise SpecError([Mistake(place, refused)]) from problem
     _check_spaces(spec.name, env)
     return env
 
@@ -48,34 +55,45 @@ def _register_atari() -> None:
     try:
         import ale_py
     except ModuleNotFoundError:
-        return  # gymnasium then says that the namespace is unknown, and _unknown_id names the extra
+        return  # gymnasium then does not know the id, and _unknown_id names the extra
     gymnasium.register_envs(ale_py)
 
 
 def _missing_package(name: str, problem: str) -> str:
-    lowered = problem.lower()
-    extra = next((extra for word, extra in EXTRAS.items() if word in lowered), None)
+    problem = problem.splitlines()[0]
+    if "moved" in problem:
+        return f"'{name}' cannot be made: {problem}{_newest_version(name)}"
+    extra = next((extra for word, extra in EXTRAS.items() if word in problem.lower()), None)
     remedy = f"; install it with: pip install -e '.[{extra}]'" if extra else ""
-    return f"'{name}' needs a package that is not installed ({problem.splitlines()[0]}){remedy}"
+    return f"'{name}' needs a package that is not installed ({problem}){remedy}"
 
 
-def _unknown_id(name: str, problem: Exception) -> str:
-    if name.upper().startswith("ALE/"):
-        return f"'{name}' needs a package that is not installed (ale-py); install it with: pip install -e '.[atari]'"
-    known = [str(env_id) for env_id in gymnasium.registry]
-    base, _, version = name.rpartition("-v")
-    newer = [env_id for env_id in known if base and env_id.rpartition("-v")[0] == base]
-    guess = newer[-1] if newer else nearest(name, known)
-    if isinstance(problem, error.DeprecatedEnv) or newer:
-        return f"gymnasium no longer has '{name}'; the living version is '{guess}'"
+def _unknown_id(name: str) -> str:
+    atari = name.upper().startswith("ALE/") or "NoFrameskip-v" in name or "Deterministic-v" in name
+    if atari and not any(env_id.startswith("ALE/") for env_id in gymnasium.registry):
+        return _missing_package(name, "ale-py")
+    version = _newest_version(name)
+    if version:
+        return f"gymnasium has no '{name}'{version}"
+    guess = nearest(name, list(gymnasium.registry))
     return f"gymnasium has no env '{name}'" + (f"; did you mean '{guess}'?" if guess else "")
+
+
+def _newest_version(name: str) -> str:
+    base = name.rpartition("-v")[0]
+    versions = [
+        int(version)
+        for known, _, version in (env_id.rpartition("-v") for env_id in gymnasium.registry)
+        if known == base and version.isdecimal()
+    ]
+    return f"; the newest version here is '{base}-v{max(versions)}'" if versions else ""
 
 
 def _check_spaces(name: str, env: gymnasium.Env) -> None:
     for label, space in (("observation", env.observation_space), ("action", env.action_space)):
-        parts = list(_leaves(space))
-        unusable = [part for part in parts if not isinstance(part, USABLE)]
+        unusable = [part for part in _leaves(space) if not isinstance(part, USABLE)]
         if unusable:
+            env.close()
             kind = type(unusable[0]).__name__
             raise SpecError([Mistake("env.name", f"'{name}' has {label}s of type {kind}, which have no fixed shape")])
 

@@ -7,11 +7,12 @@ be pickled.
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import Any
 
 import numpy as np
-from gymnasium import spaces
 
+from slm_lab.env.arrays import first_not_finite, make_gather, make_scatter
 from slm_lab.env.make import EnvFault, make_env
 from slm_lab.errors import RunError
 from slm_lab.lib import seeds
@@ -42,6 +43,7 @@ class VectorEnv:
         self.observation_space = self.envs[0].observation_space
         self.action_space = self.envs[0].action_space
         self._gather = make_gather(self.observation_space)
+        self._gather_actions = make_gather(self.action_space)
         self._scatter = make_scatter(self.action_space)
         self.episode = [-1] * self.num_envs  # number of the current episode of each sub-env
         self._actions: list[list[Any]] = [[] for _ in self.envs]  # since its reset
@@ -51,25 +53,41 @@ class VectorEnv:
         """(N, ...) the first observations of the next episode of every sub-env."""
         for index in range(self.num_envs):
             self._begin(index)
-        return self._gather(self._obs)
+        return self.current_obs()
+
+    def begin_stream(self, stream: str) -> Arrays:
+        """(N, ...) the first observations of another stream of episodes, which begins at its episode 0."""
+        self.stream = stream
+        self.episode = [-1] * self.num_envs
+        return self.reset()
 
     def step(self, action: Arrays) -> Step:
-        """Step every sub-env; one whose episode ends is reset within the same call (its `obs` is then the new first)."""
-        count = self.num_envs
-        reward = np.empty(count, np.float64)
-        terminated = np.zeros(count, np.bool_)
-        truncated = np.zeros(count, np.bool_)
-        current = self._obs
+        """Step every sub-env; one whose episode ends is reset within the same call (its `obs` is then the new first).
+
+        Where no episode ended, `obs` and `next_obs` are the same arrays.
+        """
+        current, actions = self._obs, self._actions
+        reward = np.empty(self.num_envs)
+        terminated = np.empty(self.num_envs, np.bool_)
+        truncated = np.empty(self.num_envs, np.bool_)
         ended = []
-        for index, (env, chosen) in enumerate(zip(self.envs, self._scatter(action), strict=True)):
+        chosen = self._scatter(action)
+        for index, (env, choice) in enumerate(zip(self.envs, chosen, strict=True)):
             try:
-                current[index], reward[index], terminated[index], truncated[index], _ = env.step(chosen)
+                obs, gain, terminal, cut, _ = env.step(choice)
             except Exception as problem:  # an env is foreign code: whatever it raises is told with its place
-                raise EnvFault(self._where(index, chosen, problem)) from problem
-            self._actions[index].append(chosen)
-            if terminated[index] or truncated[index]:
+                raise EnvFault(self._told(index, "step", problem, action=choice)) from problem
+            current[index], reward[index], terminated[index], truncated[index] = obs, gain, terminal, cut
+            actions[index].append(choice)
+            if terminal or cut:
                 ended.append(index)
+            if not isfinite(gain):
+                raise EnvFault(self._told(index, "step", ValueError(f"its reward is {gain}"), action=choice))
         next_obs = obs = self._gather(current)
+        faulty = first_not_finite(next_obs)
+        if faulty is not None:  # in the memory it would spoil the nets long before anybody saw it
+            fault = ValueError(f"its observation is {current[faulty]}")
+            raise EnvFault(self._told(faulty, "step", fault, action=chosen[faulty]))
         if ended:
             for index in ended:
                 self._begin(index)
@@ -90,20 +108,22 @@ class VectorEnv:
     def _begin(self, index: int) -> None:
         self.episode[index] += 1
         self._actions[index] = []
-        self._obs[index], _ = self.envs[index].reset(seed=self._episode_seed(index))
+        episode_seed = seeds.derive(self.seed, self.stream, index, self.episode[index])
+        try:
+            self._obs[index], _ = self.envs[index].reset(seed=episode_seed)
+        except Exception as problem:  # foreign code, as in step
+            raise EnvFault(self._told(index, "reset", problem)) from problem
 
-    def _episode_seed(self, index: int) -> int:
-        return seeds.derive(self.seed, self.stream, index, self.episode[index])
-
-    def _where(self, index: int, action: Any, problem: Exception) -> str:
-        step = len(self._actions[index])
-        return (
-            f"env {self.name} raised {type(problem).__name__}: {problem} "
-            f"(sub-env {index}, episode {self.episode[index]}, step {step}, action {action})"
-        )
+    def _told(self, index: int, call: str, problem: Exception, **more: Any) -> str:
+        place = {"sub-env": index, "episode": self.episode[index], "actions since its reset": len(self._actions[index])}
+        details = ", ".join(f"{key} {value}" for key, value in (place | more).items())
+        return f"env {self.name} failed in {call}: {type(problem).__name__}: {problem} ({details})"
 
     def state_dict(self) -> dict:
-        return {"episode": list(self.episode), "actions": [np.asarray(actions) for actions in self._actions]}
+        return {
+            "episode": list(self.episode),
+            "actions": [self._gather_actions(actions) for actions in self._actions],
+        }
 
     def load_state_dict(self, tree: dict) -> None:
         """Go back to that moment: reset each sub-env with its episode's seed and replay the actions since."""
@@ -111,55 +131,10 @@ class VectorEnv:
             raise RunError(f"the checkpoint holds {len(tree['episode'])} sub-envs, the spec asks for {self.num_envs}")
         for index, (number, actions) in enumerate(zip(tree["episode"], tree["actions"], strict=True)):
             self.episode[index] = int(number) - 1
+            if number < 0:  # saved before the first reset
+                self.episode[index], self._actions[index], self._obs[index] = -1, [], None
+                continue
             self._begin(index)
-            for action in self._replayable(actions):
+            for action in self._scatter(actions):
                 self._obs[index] = self.envs[index].step(action)[0]
                 self._actions[index].append(action)
-
-    def _replayable(self, actions: np.ndarray) -> list[Any]:
-        return actions.tolist() if isinstance(self.action_space, spaces.Discrete) else list(actions)
-
-
-def make_gather(space: spaces.Space):
-    """A function that stacks one observation per sub-env to arrays with a leading axis; dotted keys for nested spaces."""
-    if isinstance(space, spaces.Dict | spaces.Tuple):
-        parts = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
-        gathers = {key: make_gather(part) for key, part in parts}
-
-        def gather_parts(observations: list[Any]) -> dict[str, Any]:
-            return flatten_keys({str(key): gather([obs[key] for obs in observations]) for key, gather in gathers.items()})
-
-        return gather_parts
-    shape, dtype = space.shape or (), space.dtype
-
-    def gather(observations: list[Any]) -> np.ndarray:
-        out = np.empty((len(observations), *shape), dtype)
-        for index, obs in enumerate(observations):
-            out[index] = obs
-        return out
-
-    return gather
-
-
-def flatten_keys(tree: dict[str, Any]) -> dict[str, Any]:
-    """{"a": {"b": x}} -> {"a.b": x}."""
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            flat.update({f"{key}.{inner}": leaf for inner, leaf in value.items()})
-        else:
-            flat[key] = value
-    return flat
-
-
-def make_scatter(space: spaces.Space):
-    """A function that splits actions with a leading axis into what each sub-env's `step` takes.
-
-    Box actions are clipped to the env's bounds here, so the memory keeps the action as the policy drew it.
-    """
-    if isinstance(space, spaces.Discrete):
-        return lambda action: action.tolist()
-    if isinstance(space, spaces.Box):
-        low, high, dtype = space.low, space.high, space.dtype
-        return lambda action: list(np.clip(action, low, high).astype(dtype, copy=False))
-    return list

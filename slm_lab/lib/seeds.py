@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
-import zlib
+import operator
+from hashlib import blake2b
 
 import numpy as np
 
 
-def _entropy(part: int | str) -> int:
-    return part if isinstance(part, int) else zlib.crc32(part.encode())
+def _entropy(seed: int, path: tuple[int | str, ...]) -> int:
+    """128 bits for the place that `path` names; a hash, because SeedSequence takes [7] and [7, 0] for the same."""
+    place = (operator.index(seed), *(part if isinstance(part, str) else operator.index(part) for part in path))
+    return int.from_bytes(blake2b(repr(place).encode(), digest_size=16).digest(), "little")
 
 
 def derive(seed: int, *path: int | str) -> int:
     """A seed in [0, 2^31) for the place that `path` names: derive(7, "env", 3, "episode", 12)."""
-    sequence = np.random.SeedSequence([seed, *map(_entropy, path)])
-    return int(sequence.generate_state(1)[0]) & 0x7FFFFFFF
+    return _entropy(seed, path) & 0x7FFFFFFF
 
 
 def generator(seed: int, *path: int | str) -> np.random.Generator:
     """A numpy generator for the place that `path` names."""
-    return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, *map(_entropy, path)])))
+    return np.random.Generator(np.random.PCG64(_entropy(seed, path)))
 
 
 def generator_state(rng: np.random.Generator) -> dict:
     """The generator's state as JSON values."""
-    return rng.bit_generator.state
+    return dict(rng.bit_generator.state)
 
 
 def set_generator_state(rng: np.random.Generator, state: dict) -> None:

@@ -6,12 +6,11 @@ from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
-import torch
 from gymnasium import spaces
 from pydantic import Field, field_validator
 from torch import Tensor, nn
 
-from slm_lab.agent.net.optim import _check_name
+from slm_lab.agent.net.optim import check_name
 from slm_lab.agent.net.settings import NetSettings
 from slm_lab.errors import Mistake
 
@@ -43,7 +42,7 @@ NUMPY_ACTIVATIONS = {
 
 class MLPNetSettings(NetSettings):
     type: Literal["MLPNet"] = "MLPNet"
-    hid_layers: list[int] = Field([64, 64], description="units of each hidden layer, first to last; [] for a linear net")
+    hid_layers: list[int] = Field([64, 64], description="units of each hidden layer, in order; [] for a linear net")
     hid_layers_activation: str = Field("relu", description=f"after each hidden layer: {', '.join(ACTIVATIONS)}")
     layer_norm: bool = Field(False, description="normalise each hidden layer's inputs to its activation")
 
@@ -57,7 +56,7 @@ class MLPNetSettings(NetSettings):
     @field_validator("hid_layers_activation")
     @classmethod
     def _known(cls, name: str) -> str:
-        _check_name("activation", name, list(ACTIVATIONS))
+        check_name("activation", name, list(ACTIVATIONS))
         return name
 
 
@@ -96,20 +95,21 @@ class MLPNet(nn.Module):
     @classmethod
     def check(cls, observation_space: spaces.Space) -> list[Mistake]:
         """Why this net cannot take such observations; empty where it can."""
+        shape = observation_space.shape
         if isinstance(observation_space, spaces.Dict | spaces.Tuple):
-            return [Mistake("agent.net.type", f"{cls.__name__} takes one array; the env's observations have several parts")]
-        if isinstance(observation_space, spaces.Box) and observation_space.dtype == np.uint8:
-            shape = observation_space.shape
-            return [Mistake("agent.net.type", f"{cls.__name__} takes flat observations; the env's are images of {shape}")]
-        if not isinstance(observation_space, spaces.Box | spaces.Discrete):
-            kind = type(observation_space).__name__
-            return [Mistake("agent.net.type", f"{cls.__name__} takes Box or Discrete observations; the env's are {kind}")]
-        return []
+            problem = "takes one array; the env's observations have several parts"
+        elif not isinstance(observation_space, spaces.Box | spaces.Discrete):
+            problem = f"takes Box or Discrete observations; the env's are {type(observation_space).__name__}"
+        elif observation_space.dtype == np.uint8 and len(shape) > 1:
+            problem = f"takes flat observations; the env's are images of {shape}"
+        else:
+            return []
+        return [Mistake("agent.net.type", f"{cls.__name__} {problem}")]
 
     def encode(self, obs: Tensor) -> Tensor:
         if self.num_classes:
             return nn.functional.one_hot(obs.long() - self.first_class, self.num_classes).float()
-        return obs.flatten(1).float()
+        return obs.reshape(len(obs), -1).float()
 
     def forward(self, obs: Tensor) -> Tensor | tuple[Tensor, ...]:
         hidden = self.body(self.encode(obs))
@@ -155,8 +155,9 @@ HEAD_GAINS = {"policy": 0.01, "value": 1.0}
 
 
 def hidden_gain(activation: str) -> float:
-    known = {"leakyrelu": "leaky_relu", "elu": "relu", "gelu": "relu", "silu": "relu", "mish": "relu", "softplus": "relu"}
-    return nn.init.calculate_gain(known.get(activation, activation))
+    if activation in ("tanh", "sigmoid", "selu", "leaky_relu"):
+        return nn.init.calculate_gain(activation)
+    return nn.init.calculate_gain("leaky_relu" if activation == "leakyrelu" else "relu")
 
 
 def initialise(module: nn.Module, init_fn: str | None, gain: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import warnings
 from typing import Any
 
@@ -13,8 +14,13 @@ from torch.optim import lr_scheduler
 from slm_lab.spec.registry import nearest
 from slm_lab.spec.settings import Settings
 
-# These read a parameter's matrix shape, need a closure or sparse gradients: they cannot work on one flat parameter.
-NOT_ELEMENTWISE = ("LBFGS", "Muon", "Adafactor", "SparseAdam")
+# The parameters of an optimizer lie in one flat tensor, on which these cannot work.
+NOT_ELEMENTWISE = {
+    "LBFGS": "calls the loss several times a step",
+    "Muon": "works on matrices",
+    "Adafactor": "works on matrices",
+    "SparseAdam": "takes sparse gradients only",
+}
 
 
 def _classes(module: Any, base: type) -> dict[str, type]:
@@ -42,15 +48,20 @@ SCHEDULERS = {
 }
 
 
-def _check_keywords(kind: str, target: Any, given: dict[str, Any], skip: tuple[str, ...]) -> None:
-    allowed = [name for name in inspect.signature(target).parameters if name not in skip]
+def _keywords_of(target: Any, *skip: str) -> list[str]:
+    return [name for name in inspect.signature(target).parameters if name not in skip]
+
+
+def _check_keywords(kind: str, allowed: list[str], given: dict[str, Any]) -> None:
     for key in given:
         if key not in allowed:
             guess = nearest(key, allowed)
-            raise ValueError(f"{kind} has no key '{key}'" + (f"; did you mean '{guess}'?" if guess else ""))
+            raise ValueError(
+                f"{kind} has no key '{key}'; " + (f"did you mean '{guess}'?" if guess else f"known: {allowed}")
+            )
 
 
-def _check_name(kind: str, name: str, allowed: list[str]) -> None:
+def check_name(kind: str, name: str, allowed: list[str]) -> None:
     if name not in allowed:
         guess = nearest(name, allowed)
         raise ValueError(f"no {kind} named '{name}'; " + (f"did you mean '{guess}'?" if guess else f"known: {allowed}"))
@@ -66,17 +77,25 @@ class OptimSpec(Settings):
 
     @model_validator(mode="after")
     def _known(self) -> OptimSpec:
-        _check_name("optimizer", self.name, [*OPTIMIZERS, "Lookahead"])
-        inner = self.name
-        if self.name == "Lookahead":
-            inner = self.optimizer or "RAdam"
-            _check_name("optimizer", inner, list(OPTIMIZERS))
-        elif self.optimizer is not None:
+        for name in (self.name, self.optimizer):
+            if name in NOT_ELEMENTWISE:
+                raise ValueError(f"optimizer {name} cannot be used here: it {NOT_ELEMENTWISE[name]}")
+        check_name("optimizer", self.name, [*OPTIMIZERS, "Lookahead"])
+        if self.name != "Lookahead" and self.optimizer is not None:
             raise ValueError("'optimizer' is a key of Lookahead only")
-        own = ("k", "alpha") if self.name == "Lookahead" else ()
-        given = {key: value for key, value in self.keywords().items() if key not in own}
-        _check_keywords(f"optimizer {inner}", OPTIMIZERS[inner], given, skip=("params", "lr"))
+        inner = self.inner_name()
+        check_name("optimizer", inner, list(OPTIMIZERS))
+        own = ["k", "alpha"] if self.name == "Lookahead" else []
+        _check_keywords(f"optimizer {inner}", [*own, *_keywords_of(OPTIMIZERS[inner], "params", "lr")], self.keywords())
+        try:
+            make_optimizer(self, torch.zeros(1, requires_grad=True))
+        except Exception as problem:  # torch refuses values in many ways
+            raise ValueError(f"optimizer {self.name}: {problem}") from problem
         return self
+
+    def inner_name(self) -> str:
+        """The class of torch.optim that takes the steps."""
+        return self.optimizer or "RAdam" if self.name == "Lookahead" else self.name
 
     def keywords(self) -> dict[str, Any]:
         """The optimizer's own keywords, as given."""
@@ -92,18 +111,27 @@ class LRSchedulerSpec(Settings):
 
     @model_validator(mode="after")
     def _known(self) -> LRSchedulerSpec:
-        _check_name("lr scheduler", self.name, [*SCHEDULERS, "LinearToZero"])
+        check_name("lr scheduler", self.name, [*SCHEDULERS, "LinearToZero"])
         if self.name == "LinearToZero":
             if self.frame is None:
                 raise ValueError("LinearToZero needs 'frame', the frame at which the rate reaches zero")
-            _check_keywords("LinearToZero", lambda frame: None, dict(self.model_extra or {}), skip=())
-        else:
-            if self.frame is not None:
-                raise ValueError("'frame' is a key of LinearToZero only")
-            scheduler = SCHEDULERS[self.name]
-            _check_keywords(self.name, scheduler, dict(self.model_extra or {}), skip=("optimizer", "last_epoch"))
-            LRSchedule(self, base_lr=1.0)  # raises where a required keyword is missing
+            _check_keywords(self.name, ["frame"], self.keywords())
+            return self
+        if self.frame is not None:
+            raise ValueError("'frame' is a key of LinearToZero only")
+        _check_keywords(self.name, _keywords_of(SCHEDULERS[self.name], "optimizer", "last_epoch"), self.keywords())
+        try:
+            LRSchedule(self, base_lr=1.0).at(1)
+        except Exception as problem:  # a keyword is missing or makes no sense: torch refuses in many ways
+            raise ValueError(f"{self.name}: {problem}") from problem
         return self
+
+    def keywords(self) -> dict[str, Any]:
+        """The schedule's own keywords; 1e6 is a count of frames, which torch wants as an integer."""
+        return {
+            key: int(value) if isinstance(value, float) and value.is_integer() else value
+            for key, value in (self.model_extra or {}).items()
+        }
 
 
 class LRSchedule:
@@ -111,37 +139,40 @@ class LRSchedule:
 
     def __init__(self, spec: LRSchedulerSpec | None, base_lr: float):
         self.base_lr = base_lr
-        self.frames_to_zero = spec.frame if spec and spec.name == "LinearToZero" else None
-        self._scheduler = None
-        if spec and self.frames_to_zero is None:
-            self._carrier = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=base_lr, momentum=0.9)
-            try:
-                self._scheduler = SCHEDULERS[spec.name](self._carrier, **(spec.model_extra or {}))
-            except TypeError as problem:
-                raise ValueError(f"{spec.name}: {problem}") from problem
         self.constant = spec is None
+        self.frames_to_zero = spec.frame if spec and spec.frame else math.inf
+        self._scheduler = None
+        if spec and not spec.frame:
+            # the momentum is for the cyclic schedules, which ask for one
+            self._carrier = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=base_lr, momentum=0.9)
+            self._scheduler = SCHEDULERS[spec.name](self._carrier, **spec.keywords())
+            # OneCycleLR alone ends: it has rates for the frames 0 to total_steps - 1
+            self._last_frame = getattr(self._scheduler, "total_steps", math.inf) - 1
 
     def at(self, frame: int) -> float:
-        if self.constant:
-            return self.base_lr
-        if self.frames_to_zero is not None:
+        if self._scheduler is None:
             return self.base_lr * max(0.0, 1.0 - frame / self.frames_to_zero)
         with warnings.catch_warnings():
             # torch warns that naming the epoch is on its way out; it is the one call that jumps to a given count
             warnings.simplefilter("ignore")
-            self._scheduler.step(frame)
-        return self._carrier.param_groups[0]["lr"]
+            self._scheduler.step(min(frame, self._last_frame))
+        return float(self._carrier.param_groups[0]["lr"])
 
 
 class Lookahead:
     """Every k steps the slow parameters go a part of the way to the fast ones (Zhang et al. 2019, algorithm 1)."""
 
     def __init__(self, inner: torch.optim.Optimizer, k: int = 5, alpha: float = 0.5):
+        if k < 1 or not 0 < alpha <= 1:
+            raise ValueError(f"k must be at least 1 and alpha in (0, 1], not {k} and {alpha}")
         self.inner, self.k, self.alpha = inner, k, alpha
-        self.param_groups = inner.param_groups
         self.fast = inner.param_groups[0]["params"][0]
         self.slow = self.fast.detach().clone()
         self.count = 0
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        return self.inner.param_groups  # a new list after inner.load_state_dict
 
     @torch.no_grad()
     def step(self) -> None:
@@ -163,14 +194,9 @@ class Lookahead:
 def make_optimizer(spec: OptimSpec, parameter: torch.Tensor) -> torch.optim.Optimizer | Lookahead:
     """The optimizer over one flat parameter, with torch's fused kernel where that class has one."""
     keywords = spec.keywords()
-    name = spec.name
-    if name == "Lookahead":
-        name = spec.optimizer or "RAdam"
-        own = {key: keywords.pop(key) for key in ("k", "alpha") if key in keywords}
-    optimizer_class = OPTIMIZERS[name]
-    if "fused" in inspect.signature(optimizer_class).parameters and not {"fused", "foreach"} & set(keywords):
+    own = {key: keywords.pop(key) for key in ("k", "alpha") if spec.name == "Lookahead" and key in keywords}
+    optimizer_class = OPTIMIZERS[spec.inner_name()]
+    if "fused" in _keywords_of(optimizer_class) and not {"fused", "foreach"} & set(keywords):
         keywords["fused"] = True
-    if "betas" in keywords:
-        keywords["betas"] = tuple(keywords["betas"])
     optimizer = optimizer_class([parameter], lr=spec.lr, **keywords)
     return Lookahead(optimizer, **own) if spec.name == "Lookahead" else optimizer

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from pydantic import Field, field_validator
 
-from slm_lab.agent.net.optim import LRSchedulerSpec, OptimSpec, _check_name
+from slm_lab.agent.net.optim import LRSchedulerSpec, OptimSpec, check_name
 from slm_lab.spec.settings import Settings
 
 LOSSES = {
@@ -16,6 +16,11 @@ LOSSES = {
     "HuberLoss": torch.nn.functional.huber_loss,
     "L1Loss": torch.nn.functional.l1_loss,
 }
+# those that fill a matrix without being told more
+INITIALISERS = [
+    *("orthogonal_", "xavier_uniform_", "xavier_normal_", "kaiming_uniform_", "kaiming_normal_"),
+    *("uniform_", "normal_", "trunc_normal_", "eye_", "ones_", "zeros_"),
+]
 
 
 class LossSpec(Settings):
@@ -52,5 +57,5 @@ class NetSettings(Settings):
     @classmethod
     def _known_init(cls, name: str | None) -> str | None:
         if name is not None:
-            _check_name("init_fn", name, [item for item in dir(torch.nn.init) if item.endswith("_") and item[0] != "_"])
+            check_name("init_fn", name, INITIALISERS)
         return name
