@@ -50,9 +50,9 @@ class Lab(click.Group):
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         formatter.write(f"SLM Lab {__version__}: deep reinforcement learning from a spec file.\n\n{FORMS}\n")
-        records = [option.get_help_record(ctx) for option in (*run.params, *self.get_params(ctx))]
+        options = [option for option in (*run.params, *self.get_params(ctx)) if isinstance(option, click.Option)]
         with formatter.section("Options"):
-            formatter.write_dl([record for record in records if record])
+            formatter.write_dl([record for option in options if (record := option.get_help_record(ctx))])
         self.format_commands(ctx, formatter)
 
     def main(self, args: Any = None, prog_name: str | None = None, **extra: Any) -> Any:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -137,7 +138,8 @@ class _DuplicateKey(Exception):
         self.key = key
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique(found: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    pairs = list(found)
     tree = dict(pairs)
     if len(tree) < len(pairs):
         seen: set[str] = set()

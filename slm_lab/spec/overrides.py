@@ -32,7 +32,7 @@ def apply(tree: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
     return flat
 
 
-def parse(override: str) -> tuple[list[str | int], Any]:
+def parse(override: str) -> tuple[list[Any], Any]:
     """("agent", "memory", "batch_size"), 64."""
     path, equals, text = override.partition("=")
     keys = pydash.to_path(path.strip())
@@ -50,7 +50,7 @@ def _value(text: str) -> Any:
         return text
 
 
-def _set(tree: dict[str, Any], keys: list[str | int], value: Any) -> None:
+def _set(tree: dict[str, Any], keys: list[Any], value: Any) -> None:
     place: Any = tree
     for depth, key in enumerate(keys):
         where = ".".join(map(str, keys[:depth]))

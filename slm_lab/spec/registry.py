@@ -34,8 +34,6 @@ TABLES: dict[str, dict[str, str]] = {
     },
 }
 
-WITHOUT_LEARNING = ("Random",)  # algorithms that need neither memory nor net
-
 
 class UnknownName(LabError, KeyError):
     """No class of this kind goes by this name; the message lists the nearest."""
@@ -58,7 +56,7 @@ def nearest(name: str, allowed: list[str]) -> str | None:
 
 def find(kind: str, name: str) -> Any:
     """The class that `name` stands for; raises UnknownName."""
-    target = TABLES[kind].get(name)
+    target = TABLES[kind].get(name) if isinstance(name, str) else None
     if target is None and isinstance(name, str) and ":" in name:
         target = name
     if target is None:
@@ -80,3 +78,11 @@ def settings_of(kind: str, name: str) -> Any:
     if not hasattr(model, "model_validate"):
         raise UnknownName(f"{kind} '{name}' has no settings: give the class an attribute 'Settings', a pydantic model")
     return model
+
+
+def learns(algorithm: Any) -> bool:
+    """Whether the algorithm of that name needs a memory and a net; so does one that is unknown."""
+    try:
+        return getattr(find("algorithm", algorithm), "needs_learning", True)
+    except UnknownName:
+        return True

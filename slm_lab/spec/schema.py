@@ -76,6 +76,9 @@ class Spec(Settings):
     meta: MetaSpec = MetaSpec()
     search: dict[str, Any] | None = Field(None, description="search space over the keys of the spec, SLM Lab's grammar")
     spec_params: dict[str, Any] | None = Field(None, description="values for ${name} places of a spec template")
+    provenance: dict[str, Any] | None = Field(
+        None, description="written by the lab into a run's spec: versions, git state, command; read and passed over"
+    )
 
     def to_tree(self) -> dict[str, Any]:
         """Plain JSON values with every default filled in; `read_spec` makes an equal spec of it."""
@@ -120,7 +123,7 @@ def _read_blocks(agent: dict[str, Any]) -> tuple[dict[str, Any], list[Mistake]]:
     algorithm_name = algorithm.get("name") if isinstance(algorithm, dict) else None
     for kind in BLOCKS:
         block = agent.get(kind, NOTHING)
-        if kind != "algorithm" and block in (NOTHING, None) and algorithm_name in registry.WITHOUT_LEARNING:
+        if kind != "algorithm" and block in (NOTHING, None) and not registry.learns(algorithm_name):
             continue
         path = f"agent.{kind}"
         try:

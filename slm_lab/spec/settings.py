@@ -23,7 +23,7 @@ class Settings(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _as_declared(cls, value: Any, info: ValidationInfo) -> Any:
-        return as_declared(cls.model_fields[info.field_name].annotation, value)
+        return as_declared(cls.model_fields[str(info.field_name)].annotation, value)
 
 
 def as_declared(annotation: Any, value: Any) -> Any:

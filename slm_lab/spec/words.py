@@ -76,12 +76,12 @@ def _mistakes(error: Any, place: str, node: dict, value: Any, parent: dict, path
         if isinstance(raised, SpecError):
             return [Mistake(_under(path, mistake.path), mistake.problem) for mistake in raised.mistakes]
         return [Mistake(place, _with_value(str(raised or error["msg"]), value))]
-    allowed = describe(node) if node else ""
-    if not allowed:
+    wanted = describe(node) if node else ""
+    if not wanted:
         return [Mistake(place, _with_value(error["msg"].replace("Input should be", "must be"), value))]
     choices = [choice for choice in _choices(node) if isinstance(choice, str)]
     guess = nearest(value, choices) if isinstance(value, str) else None
-    return [Mistake(place, must_be(value, allowed) + (f"; did you mean '{guess}'?" if guess else ""))]
+    return [Mistake(place, must_be(value, wanted) + (f"; did you mean '{guess}'?" if guess else ""))]
 
 
 def _under(path: str, inner: str) -> str:
@@ -184,7 +184,7 @@ def _describe_one(node: dict) -> str:
         return "a block {…}"
     limits = " and ".join(f"{sign} {_number(node[bound])}" for bound, sign in BOUNDS.items() if bound in node)
     lengths = " and ".join(f"{text} {node[length]}" for length, text in LENGTHS.items() if length in node)
-    words = TYPES.get(kind, "")
+    words = TYPES.get(str(kind), "")
     words += f" {limits}" if limits else ""
     words += f" of {lengths} characters" if lengths else ""
     return words + (f" that matches {node['pattern']}" if "pattern" in node else "")
