@@ -55,7 +55,7 @@ class Lab(click.Group):
             formatter.write_dl([record for option in options if (record := option.get_help_record(ctx))])
         self.format_commands(ctx, formatter)
 
-    def main(self, args: Any = None, prog_name: str | None = None, **extra: Any) -> Any:
+    def main(self, args: Any = None, prog_name: str | None = None, **extra: Any) -> Any:  # type: ignore[override]
         """Run, with every error as one line and its exit code; a traceback only on -v."""
         args = list(sys.argv[1:] if args is None else args)
         extra |= {"standalone_mode": False, "complete_var": "_SLM_LAB_COMPLETE"}
@@ -137,7 +137,7 @@ def run(
     changes = list(overrides)
     changes += [f"meta.seed={seed}"] if seed is not None else []
     changes += [f"meta.device={device}"] if device is not None else []
-    settings = {"data_dir": data_dir, "render": render, "verbosity": verbose - quiet}
+    settings: dict[str, Any] = {"data_dir": data_dir, "render": render, "verbosity": verbose - quiet}
     if spec_file is None:
         raise click.UsageError("name a spec file; without any word, the specs that ship are listed")
     if spec_name is None:
