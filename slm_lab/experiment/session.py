@@ -40,7 +40,7 @@ class Session:
         live_seconds: float | None = None,
         render: bool = False,
     ):
-        """`stop` is asked after each step; `live_seconds`: how often to report between evaluations, None: not at all."""
+        """`stop` is asked after each step; `live_seconds`: time between reports beside those of the evaluations."""
         torch.set_num_threads(1)
         self.spec = spec
         self.folder = folder.make()
@@ -61,7 +61,7 @@ class Session:
         self._reported_at = self._drawn_at = self.clock.wall_time
 
     def run(self) -> dict[str, Any]:
-        """Train until max_frame; returns the session's metrics. Raises Interrupted, with all saved, when asked to stop."""
+        """Train until max_frame; the metrics. Raises Interrupted, with all saved, when asked to stop."""
         try:
             obs = self._begin()
             while self.clock.frame < self.spec.env.max_frame:

@@ -30,7 +30,13 @@ class Table:
         self._file = open(self.path, "a+b")  # noqa: SIM115 (open as long as the session runs)
         self._file.seek(0)
         content = self._file.read()
-        self._take_up(content[: content.rfind(b"\n") + 1])
+        content = content[: content.rfind(b"\n") + 1]
+        self._file.truncate(len(content))
+        if content:
+            self.rows = self._parse(content.decode(errors="replace"))
+        else:
+            self._file.write(self._header.encode())
+            self._file.flush()
 
     def append(self, row: dict[str, Any]) -> None:
         """Write one row; columns that it lacks stay empty."""
@@ -51,32 +57,27 @@ class Table:
         """Go back to that checkpoint: what was written after it vanishes from the file."""
         self._file.seek(0)
         content = self._file.read(tree["bytes"])
-        if len(content) < tree["bytes"] or not content.endswith(b"\n"):
+        if len(content) < tree["bytes"]:
             raise RunError(f"{self.path}: shorter than its checkpoint says ({len(content)} of {tree['bytes']} bytes)")
-        self._take_up(content)
-        if len(self.rows) != tree["rows"]:
-            raise RunError(f"{self.path}: {len(self.rows)} rows where its checkpoint has {tree['rows']}")
+        if not content.endswith(b"\n") or content.count(b"\n") != tree["rows"] + 1:
+            raise RunError(f"{self.path}: not the table of this checkpoint, which has {tree['rows']} rows here")
+        self._file.truncate(tree["bytes"])  # the file is open for appending: the next write goes to the new end
+        del self.rows[tree["rows"] :]
 
     def close(self) -> None:
         self._file.close()
 
-    def _take_up(self, content: bytes) -> None:
-        """Make `content`, a prefix of the file, all that there is."""
-        if content:
-            header, *lines = content.decode(errors="replace").splitlines()
-            if header + "\n" != self._header:
-                raise RunError(f"{self.path}: its columns are '{header}', not '{self._header.strip()}'")
-            self.rows = [self._parse(number, line) for number, line in enumerate(lines, start=2)]
-        self._file.truncate(len(content))  # the file is open for appending: the next write goes to the new end
-        if not content:
-            self._file.write(self._header.encode())
-            self._file.flush()
-
-    def _parse(self, number: int, line: str) -> dict[str, Number]:
-        try:
-            return dict(zip(self.columns, map(_parse_cell, line.split(",")), strict=True))
-        except ValueError as error:
-            raise RunError(f"{self.path}: line {number} is not a row of this table") from error
+    def _parse(self, content: str) -> list[dict[str, Number]]:
+        header, *lines = content.splitlines()
+        if header + "\n" != self._header:
+            raise RunError(f"{self.path}: its columns are '{header}', not '{self._header.strip()}'")
+        rows = []
+        for number, line in enumerate(lines, start=2):
+            try:
+                rows.append(dict(zip(self.columns, map(_parse_cell, line.split(",")), strict=True)))
+            except ValueError as error:
+                raise RunError(f"{self.path}: line {number} is not a row of this table") from error
+        return rows
 
 
 def _number(value: Any) -> Number:
@@ -99,10 +100,7 @@ def _cell(value: Number) -> str:
 def _parse_cell(text: str) -> Number:
     if not text:
         return None
-    try:
-        return int(text)
-    except ValueError:
-        return float(text)
+    return int(text) if text.removeprefix("-").isdigit() else float(text)
 
 
 class Tally:

@@ -1,0 +1,62 @@
+"""Watch a trained agent: its best policy, played greedily. Reads the run's folder and changes nothing in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from slm_lab.agent.agent import Agent
+from slm_lab.env import VectorEnv
+from slm_lab.errors import RunError
+from slm_lab.experiment.checkpoint import Checkpoints
+from slm_lab.experiment.folder import RunFolder, SessionFolder
+from slm_lab.lib.files import read_json
+from slm_lab.spec.schema import Spec
+
+
+def best_session(run: RunFolder, trial: int | None, session: int | None) -> SessionFolder:
+    """The session that was named, or of all in the run (or trial) the one with the best return."""
+    if session is not None:
+        return run.trial(trial or 0).session(session)
+    trials = run.trials() if trial is None else [run.trial(trial)]
+    playable = [
+        folder for part in trials for folder in part.sessions() if folder.best.exists() or folder.latest.exists()
+    ]
+    if not playable:
+        raise RunError(f"{run.root}: no session has a checkpoint yet; train it first")
+    return max(playable, key=_score)
+
+
+def _score(folder: SessionFolder) -> float:
+    score = read_json(folder.metrics_file).get("best_return") if folder.metrics_file.exists() else None
+    return float("-inf") if score is None else score
+
+
+def play(spec: Spec, folder: SessionFolder, episodes: int, render: bool) -> Iterator[tuple[float, int]]:
+    """(return, length) of each episode as it ends."""
+    env = VectorEnv(spec.env, spec.meta.seed or 0, num_envs=1, stream="enjoy", render_mode="human" if render else None)
+    try:
+        agent = Agent(spec, env.observation_space, env.action_space, spec.meta.seed or 0)
+        tree, frame = load_policy(folder)
+        agent.algorithm.load_policy_state(tree)
+        obs = env.reset()
+        for _ in range(episodes):
+            total, length, over = 0.0, 0, False
+            while not over:
+                step = env.step(agent.act(obs, frame, explore=False))
+                obs = step.obs
+                total, length = total + float(step.reward[0]), length + 1
+                over = bool(step.terminated[0] or step.truncated[0])
+            yield total, length
+    finally:
+        env.close()
+
+
+def load_policy(folder: SessionFolder) -> tuple[Any, int]:
+    """What acting needs, and the frame that it is from: the best, or before there is one, the latest."""
+    checkpoints = Checkpoints(folder)
+    if folder.best.exists():
+        tree = checkpoints.load_best()
+        return tree["policy"], tree["frame"]
+    tree, _ = checkpoints.load()
+    return tree["agent"]["algorithm"]["learner"], tree["clock"]["frame"]
