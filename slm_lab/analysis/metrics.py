@@ -81,7 +81,7 @@ def mean_band(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray, np.ndarr
     """
     curves = [(frames, values) for frames, values in curves if len(frames)]
     if not curves:
-        return tuple(np.empty((4, 0)))
+        return np.empty(0), np.empty(0), np.empty(0), np.empty(0)
     grid = np.unique(np.concatenate([frames for frames, _ in curves]).astype(np.float64))
     rows = np.stack([np.interp(grid, frames, values, left=np.nan, right=np.nan) for frames, values in curves])
     covered = np.isfinite(rows)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -73,7 +73,7 @@ def _spread(eval: Columns) -> tuple[np.ndarray, np.ndarray, str] | None:
     return None
 
 
-def _line(axes: Axes, frames: np.ndarray, values: np.ndarray, **style: object) -> None:
+def _line(axes: Axes, frames: np.ndarray, values: np.ndarray, **style: Any) -> None:
     """A line through the values that exist; few of them are marked as points too."""
     known = np.isfinite(values)
     axes.plot(frames[known], values[known], marker="o" if known.sum() <= _FEW else None, ms=4, **style)
@@ -91,10 +91,10 @@ def _picture(path: Path, title: str, draw: Callable[[Axes], None]) -> None:
     # matplotlib takes half a second to import, which only those who draw should wait for
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-    figure = Figure(figsize=_SIZE, dpi=_DPI, layout="constrained")
-    figure.get_layout_engine().set(w_pad=0.12, h_pad=0.12)
+    figure = Figure(figsize=_SIZE, dpi=_DPI, layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12))
     canvas = FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     axes.set_title(title, loc="left", fontsize=12, fontweight="bold", pad=10, parse_math=False)
