@@ -39,7 +39,7 @@ class MemorySettings(Settings):
 
 class NetSettings(Settings):
     type: str
-    hid_layers: list[int] = [64]
+    hid_layers: list[int] = Field([64])
 
 
 class Algorithm:

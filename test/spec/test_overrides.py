@@ -49,5 +49,5 @@ def test_a_change_that_cannot_be_made_is_refused(flat, override, message):
 
 
 def test_an_unknown_key_falls_out_of_validation(flat):
-    with pytest.raises(SpecError, match="meta.sed: no such key; did you mean 'seed'"):
+    with pytest.raises(SpecError, match=r"meta\.sed: no such key; did you mean 'seed'"):
         read_spec(apply(flat, ["meta.sed=3"]), "demo")
