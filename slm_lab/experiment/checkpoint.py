@@ -46,7 +46,7 @@ def read(path: Path) -> Any:
         return _unpack(json.loads(metadata["tree"]), arrays)
     except FileNotFoundError as error:
         raise RunError(f"{path}: no such checkpoint") from error
-    except (SafetensorError, OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (SafetensorError, OSError, ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
         raise RunError(f"{path}: damaged or not a checkpoint ({error})") from error
 
 
@@ -179,8 +179,8 @@ def _as_array(tensor: torch.Tensor) -> np.ndarray:
 
 
 def _as_tensor(array: np.ndarray, kind: str) -> torch.Tensor:
-    dtype = getattr(torch, kind)
-    if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"{kind!r} is not a dtype")
+    dtype = vars(torch).get(kind)  # not getattr, which would import whatever torch module the file names
+    if not isinstance(dtype, torch.dtype) or dtype.itemsize != array.itemsize:
+        raise ValueError(f"{kind!r} is not a dtype of {array.itemsize} bytes")
     tensor = torch.from_numpy(array)
     return tensor if tensor.dtype == dtype else tensor.view(dtype)

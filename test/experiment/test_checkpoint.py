@@ -160,6 +160,27 @@ def test_safetensors_of_another_kind_a_folder_and_nothing_are_refused(path, tmp_
         read(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "skeleton",
+    [
+        '{"$array":["a","_dynamo"]}',
+        '{"$array":["a","load"]}',
+        '{"$array":["a","float64"]}',
+        '{"$array":["missing",null]}',
+        '{"$array":[["a"],null]}',
+        '{"$array":7}',
+        '{"$dict":[]}',
+        "[" * 100_000,
+        "",
+    ],
+)
+def test_a_forged_file_with_a_valid_checksum_is_refused(path, skeleton):
+    arrays, metadata = {"a": np.zeros(3, np.uint8)}, {"format": "1", "tree": skeleton}
+    safetensors.numpy.save_file(arrays, path, metadata | {"checksum": checkpoint._checksum(metadata, arrays)})
+    with pytest.raises(RunError, match="damaged or not a checkpoint"):
+        read(path)
+
+
 def test_a_newer_format_is_told_apart_from_damage(path, monkeypatch):
     monkeypatch.setattr(checkpoint, "FORMAT", 2)
     write(path, TREE)
