@@ -110,7 +110,7 @@ class Display:
             "return": f"return {number(progress.train_return):>5}",
             "eval": f"eval {number(progress.eval_return):>5}",
             "loss": f"loss {number(progress.loss):<6}",
-            "left": _left(progress),
+            "left": f"{_left(progress):<11}",
         }
 
     def _label(self, progress: Progress) -> str:
