@@ -154,6 +154,7 @@ def _run_all(jobs: list[Job], changes: list[str], settings: dict[str, Any]) -> i
     found: list[str] = []
     for job in jobs:
         try:
+            _refuse_idle_options(job, changes, settings["render"])
             if job.target is None:
                 _check_spec(job.file, job.spec_name, job.tree(), changes)
         except SpecError as problem:
@@ -172,6 +173,7 @@ def _run_all(jobs: list[Job], changes: list[str], settings: dict[str, Any]) -> i
 
 
 def _run_job(job: Job, changes: list[str], *, data_dir: Path, render: bool, verbosity: int) -> None:
+    _refuse_idle_options(job, changes, render)
     if job.mode == "search":
         raise RunError("mode 'search' is not available in this version; train one spec with 'train'")
     if job.target is None:
@@ -200,6 +202,14 @@ def _run_job(job: Job, changes: list[str], *, data_dir: Path, render: bool, verb
         lab.enjoy(target, render=render, verbosity=verbosity)
     else:
         lab.resume(None, target, overrides=changes, verbosity=verbosity)
+
+
+def _refuse_idle_options(job: Job, changes: list[str], render: bool) -> None:
+    """An option that would change nothing is a mistake, not a wish to pass over."""
+    if job.mode == "enjoy" and changes:
+        raise SpecError(f"enjoy plays the spec saved in the run; it cannot be changed ({', '.join(changes)})")
+    if job.mode == "train" and job.target and render:
+        raise SpecError("--render goes with train, dev and enjoy@RUN; a run that goes on is not rendered")
 
 
 def _read_spec(file: str, name: str, tree: dict[str, Any], changes: list[str]) -> Spec:

@@ -10,6 +10,7 @@ from click.testing import CliRunner
 import slm_lab.experiment
 from slm_lab.cli import cli
 from slm_lab.errors import Mistake, RunError, SpecError
+from slm_lab.spec.files import SHIPPED, spec_files
 
 ROOT = Path(__file__).parent.parent
 RANDOM = {"agent": {"algorithm": {"name": "Random"}}, "env": {"name": "CartPole-v1", "max_frame": 100}}
@@ -99,6 +100,8 @@ def test_train_and_enjoy_go_on_with_a_run(calls):
         (["--seed", "1"], 2, "error: name a spec file"),
         (["spec/a.json", "random", "search"], 1, "error: mode 'search' is not available in this version"),
         (["spec/a.json", "random", "train@latest"], 1, "error: no run of spec 'random' in data"),
+        (["spec/a.json", "random", "enjoy@latest", "--seed", "1"], 2, "error: enjoy plays the spec saved in the run"),
+        (["spec/a.json", "random", "train@latest", "--render"], 2, "error: --render goes with train, dev and enjoy"),
         (["completion", "tcsh"], 2, "error: Invalid value"),
     ],
 )
@@ -158,6 +161,13 @@ def test_check_tells_of_every_spec_of_a_file_and_runs_nothing(calls):
     assert error == "error: spec/a.json: wrong: met: no such key; did you mean 'meta'?\n"
     assert invoke("check", "spec/a.json", "random") == (0, "random: ok\n", "")
     assert {name for name, _, _ in calls} == {"check"}
+
+
+@pytest.mark.parametrize("file", spec_files(SHIPPED), ids=str)
+def test_every_spec_that_ships_passes_the_check(file):
+    code, out, error = invoke("check", str(file))
+    assert (code, error) == (0, "")
+    assert all(line.endswith(": ok") for line in out.splitlines())
 
 
 def test_a_call_without_words_lists_the_specs_and_how_to_run_one(calls):

@@ -40,9 +40,9 @@ def find_file(path: str | Path) -> Path:
     raise SpecError(f"no such file, here or under spec/{hint}", str(path))
 
 
-def spec_files() -> list[Path]:
+def spec_files(folder: Path | None = None) -> list[Path]:
     """The spec files under ./spec, else those that ship with the lab; paths as a user would type them."""
-    folder = Path("spec") if Path("spec").is_dir() else SHIPPED
+    folder = folder or (Path("spec") if Path("spec").is_dir() else SHIPPED)
     return sorted(file for file in folder.rglob("*") if file.suffix in ENDINGS and file.is_file())
 
 
