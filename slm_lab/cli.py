@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -180,15 +182,9 @@ def _run_job(job: Job, changes: list[str], *, data_dir: Path, render: bool, verb
         spec = _read_spec(job.file, job.spec_name, job.tree(), changes)
         from slm_lab.experiment import lab
 
-        lab.train(
-            spec,
-            data_dir=data_dir,
-            mode=job.mode,
-            file=job.file,
-            overrides=changes,
-            render=render,
-            verbosity=verbosity,
-        )
+        options = {"data_dir": data_dir, "mode": job.mode, "file": job.file, "overrides": changes}
+        with _placed(job.file, job.spec_name):
+            lab.train(spec, **options, render=render, verbosity=verbosity)
         return
     target = Path(job.target)
     if job.target == "latest":
@@ -216,10 +212,8 @@ def _read_spec(file: str, name: str, tree: dict[str, Any], changes: list[str]) -
     from slm_lab.spec import overrides
     from slm_lab.spec.schema import read_spec
 
-    try:
+    with _placed(file, name):
         return read_spec(overrides.apply(tree, changes), name)
-    except SpecError as problem:
-        raise SpecError(problem.mistakes, file, name) from problem
 
 
 def _check_spec(file: str, name: str, tree: dict[str, Any], changes: list[str]) -> None:
@@ -227,8 +221,15 @@ def _check_spec(file: str, name: str, tree: dict[str, Any], changes: list[str]) 
     spec = _read_spec(file, name, tree, changes)
     from slm_lab.experiment import lab
 
-    try:
+    with _placed(file, name):
         lab.check(spec)
+
+
+@contextmanager
+def _placed(file: str, name: str) -> Iterator[None]:
+    """Mistakes found inside are told with the file and the spec that they are in."""
+    try:
+        yield
     except SpecError as problem:
         raise SpecError(problem.mistakes, file, name) from problem
 

@@ -117,7 +117,11 @@ def test_a_mistake_is_one_line_with_its_exit_code_and_leaves_nothing_behind(call
 @pytest.mark.parametrize(
     ("problem", "code", "message"),
     [
-        (SpecError([Mistake("agent.memory", "does not fit")]), 2, "error: agent.memory: does not fit\n"),
+        (
+            SpecError([Mistake("agent.memory", "does not fit")]),
+            2,
+            "error: spec/a.json: random: agent.memory: does not fit\n",
+        ),
         (RunError("no space left"), 1, "error: no space left\n"),
         (TypeError("oops"), 1, "error: TypeError: oops (a fault of the lab; see -v)\n"),
         (KeyboardInterrupt(), 130, "\n"),
