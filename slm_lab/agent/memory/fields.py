@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from slm_lab.errors import InvalidMemorySpec
+from slm_lab.errors import InvalidMemorySpec, InvalidRow
 
 REWARD = "reward"  # float32, whatever the env computes in: a loss is float32
 LINK = "link"  # int32: flags of the row in the low bits, place of its own next_obs above them; see ring.py
@@ -53,6 +53,9 @@ def fields_of(space: spaces.Space, group: str, key: str | None = None) -> list[F
 
 def fields_of_extras(extras: Mapping[str, np.ndarray]) -> list[Field]:
     """Fields for what a caller adds to its rows, by the arrays of its first add; their leading axis is the env axis."""
+    for name, array in extras.items():
+        if array.dtype.kind not in "biuf":
+            raise InvalidRow(f"{name}: {array.dtype} values were given; a row holds numbers and booleans")
     return [Field("extras", name, array.dtype, tuple(array.shape[1:])) for name, array in sorted(extras.items())]
 
 

@@ -19,10 +19,12 @@ from slm_lab.agent.memory.ring import Ring
 from slm_lab.agent.memory.sampler import Uniform
 from slm_lab.agent.memory.stage import Stage, as_array
 from slm_lab.agent.memory.view import Transitions, take
-from slm_lab.errors import EmptyMemory, InvalidRow, RunError
+from slm_lab.errors import EmptyMemory, InvalidMemorySpec, InvalidRow, RunError
 from slm_lab.lib import seeds
 from slm_lab.spec.settings import Settings
 from slm_lab.types import Arrays, Batch
+
+STANDARD = ("obs", "action", "reward", "terminated", "truncated", "next_obs")  # what every row has
 
 
 class Memory:
@@ -103,45 +105,40 @@ class Memory:
     ) -> None:
         """Write one row of each env: arrays with a leading axis N. `next_obs` is the final observation where an episode
         ends. Extras become fields with the first row and are needed in every later one."""
-        if extras and not self.ring.layout.extras and self.ring.seen == 0:
-            self._meet_extras(extras, self.num_envs)
-        self._stage.fill(obs, action, reward, terminated, truncated, next_obs, extras)
-        self.ring.write(self._stage)
+        stage = self._stage if self.ring.seen else self._stage_for(extras, self.num_envs)
+        stage.fill(obs, action, reward, terminated, truncated, next_obs, extras)
+        self._write(stage)
 
     def add_rows(self, rows: Mapping[str, Any], env: int = 0) -> None:
         """Write T rows of one env in time order: {"obs": (T, ...), "action": (T, ...), ...}, the names of `add`."""
         if not 0 <= env < self.num_envs:
             raise InvalidRow(f"env: {env} was given, this memory holds rows of envs 0 to {self.num_envs - 1}")
-        self.ring.write(self._staged(rows), env)
+        self._write(self._staged(rows), env)
 
     def validate(self, rows: Mapping[str, Any]) -> None:
         """Raise InvalidRow if `add_rows` would; writes nothing."""
-        self._staged(rows, adopt=False)
+        self._staged(rows)
 
-    def _staged(self, rows: Mapping[str, Any], adopt: bool = True) -> Stage:
-        extras = {name: value for name, value in rows.items() if name not in STANDARD}
+    def _staged(self, rows: Mapping[str, Any]) -> Stage:
         for name in STANDARD:
             if rows.get(name) is None:
                 raise InvalidRow(f"{name}: missing; a row has {', '.join(STANDARD)}")
-        count = len(as_array(rows["reward"]))
-        layout = self.ring.layout
-        if extras and not layout.extras and self.ring.seen == 0:
-            layout = self._layout_with(extras, count)
-        stage = Stage(layout, count)
+        extras = {name: value for name, value in rows.items() if name not in STANDARD}
+        stage = self._stage_for(extras, as_array(rows["reward"]).size)
         stage.fill(**{name: rows[name] for name in STANDARD}, extras=extras)
-        if adopt and layout is not self.ring.layout:
-            self._use_layout(layout)
         return stage
 
-    def _meet_extras(self, extras: Mapping[str, Any], count: int) -> None:
-        self._use_layout(self._layout_with(extras, count))
+    def _stage_for(self, extras: Mapping[str, Any], count: int) -> Stage:
+        """A stage for `count` rows; before the first row was written these extras are the ones that rows will have."""
+        layout = self.ring.layout
+        if extras and not self.ring.seen:
+            layout = layout.with_extras(fields_of_extras({name: as_array(value) for name, value in extras.items()}))
+        return Stage(layout, count)
 
-    def _layout_with(self, extras: Mapping[str, Any], count: int) -> Layout:
-        arrays = {name: as_array(value) for name, value in extras.items()}
-        for name, array in arrays.items():
-            if array.dtype.kind not in "biuf" or array.ndim == 0 or len(array) != count:
-                raise InvalidRow(f"{name}: numbers with a leading axis of {count} are needed, got {array.shape}")
-        return self.ring.layout.with_extras(fields_of_extras(arrays))
+    def _write(self, stage: Stage, env: int | None = None) -> None:
+        if not self.ring.seen and stage.layout is not self.ring.layout:
+            self._use_layout(stage.layout)
+        self.ring.write(stage, env)
 
     # learn
 
@@ -155,11 +152,16 @@ class Memory:
 
     def sample(self, batch_size: int | None = None, n_step: int | None = None) -> Batch:
         """B rows drawn with replacement, as transitions over up to n steps; fewer rows than B are drawn repeatedly."""
-        count = self.settings.batch_size if batch_size is None else batch_size
+        count = batch_size or getattr(self.settings, "batch_size", None)
+        steps = getattr(self.settings, "n_step", 1) if n_step is None else n_step
+        if count is None or steps < 1:
+            raise InvalidMemorySpec(
+                f"sample: batch_size {count} and n_step {steps} were asked for; both are at least 1"
+            )
         if self.ring.size == 0:
             raise EmptyMemory(f"sample: the memory holds 0 rows; {count} were asked for and at least 1 is needed")
         ids, weight = self.sampler.draw(self.rng, count)
-        return self.view.read(ids, self.settings.n_step if n_step is None else n_step, weight)
+        return self.view.read(ids, steps, weight)
 
     def update_priorities(self, ids: Any, errors: Any) -> None:
         """Tell the (B,) absolute errors of rows with these ids; rows overwritten since are passed over."""
@@ -245,6 +247,3 @@ class Memory:
         self.sampler.load_state_dict(tree["sampler"])
         self.trigger.load_state_dict(tree["trigger"])
         seeds.set_generator_state(self.rng, tree["generator"])
-
-
-STANDARD = ("obs", "action", "reward", "terminated", "truncated", "next_obs")

@@ -16,6 +16,7 @@ class Stage:
     """Room for `count` packed rows; `fill` checks and packs them, `ring.write` takes them from here."""
 
     def __init__(self, layout: Layout, count: int):
+        self.layout = layout
         self.count = count
         rows = np.zeros(count, layout.row)
         next_rows = np.zeros(count, layout.obs_row)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from slm_lab.agent.memory.fields import Field
-from slm_lab.agent.memory.ring import FLAG_BITS, TERMINATED, Ring
+from slm_lab.agent.memory.ring import FLAG_BITS, TERMINATED, Ring, copy_bytes
 from slm_lab.lib.jit import njit
 from slm_lab.types import Batch
 
@@ -128,5 +128,4 @@ def gather(
             offset, size = copies[part, 0], copies[part, 1]
             source = after if copies[part, 3] else raw[row]
             target = copies[part, 2] * count + index * size
-            for byte in range(size):
-                block[target + byte] = source[offset + byte]
+            copy_bytes(block[target : target + size], source[offset : offset + size], size)
