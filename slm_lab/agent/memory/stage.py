@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from slm_lab.agent.memory.fields import REWARD, Field, Layout, pick
+from slm_lab.agent.memory.fields import REWARD, Layout, pick
 from slm_lab.errors import InvalidRow
 from slm_lab.lib.jit import njit
 
@@ -25,12 +25,17 @@ class Stage:
         self.terminated = np.zeros(count, np.bool_)
         self.truncated = np.zeros(count, np.bool_)
         self._reward = rows[REWARD]
-        self._obs = [(field, field.name, rows[field.name]) for field in layout.obs]
-        self._next = [(field, field.name.replace("obs", "next_obs", 1), next_rows[field.name]) for field in layout.obs]
-        self._action = [(field, field.name, rows[field.name]) for field in layout.action]
-        self._extras = [(field, field.key, rows[field.name]) for field in layout.extras]
-        self._flag = Field("flag", None, np.dtype(np.bool_), ())
-        self._number = Field(REWARD, None, np.dtype(np.float32), ())
+        self._obs = [_Place(rows[field.name], field.name, field.key) for field in layout.obs]
+        self._next = [
+            _Place(next_rows[field.name], field.name.replace("obs", "next_obs", 1), field.key) for field in layout.obs
+        ]
+        self._action = [_Place(rows[field.name], field.name, field.key) for field in layout.action]
+        self._extras = [_Place(rows[field.name], field.key, field.key) for field in layout.extras]
+        self._plain = (
+            _Place(self._reward, REWARD),
+            _Place(self.terminated, "terminated"),
+            _Place(self.truncated, "truncated"),
+        )
 
     def fill(
         self,
@@ -43,15 +48,14 @@ class Stage:
         extras: Mapping[str, Any],
     ) -> None:
         """Pack `count` rows given as arrays with that leading axis; raises InvalidRow at the first misfit."""
-        for field, name, place in self._obs:
-            _put(place, pick(obs, field.key), field, name)
-        for field, name, place in self._next:
-            _put(place, pick(next_obs, field.key), field, name)
-        for field, name, place in self._action:
-            _put(place, pick(action, field.key), field, name)
-        _put(self._reward, reward, self._number, REWARD)
-        _put(self.terminated, terminated, self._flag, "terminated")
-        _put(self.truncated, truncated, self._flag, "truncated")
+        for place in self._obs:
+            place.put(pick(obs, place.key))
+        for place in self._next:
+            place.put(pick(next_obs, place.key))
+        for place in self._action:
+            place.put(pick(action, place.key))
+        for place, value in zip(self._plain, (reward, terminated, truncated), strict=True):
+            place.put(value)
         bad = first_not_finite(self._reward)
         if bad >= 0:
             raise InvalidRow(f"reward: {np.asarray(reward)[bad]} in row {bad}; a reward must be finite in float32")
@@ -59,44 +63,52 @@ class Stage:
             self._fill_extras(extras)
 
     def _fill_extras(self, extras: Mapping[str, Any]) -> None:
-        known = [key for _, key, _ in self._extras]
+        known = [place.key for place in self._extras]
         if extras.keys() != set(known):
             raise InvalidRow(
                 f"extras: {sorted(extras)} were given, {known} are needed: those of the first row stay, in every row"
             )
-        for field, key, place in self._extras:
-            _put(place, as_array(extras[key]), field, key)
+        for place in self._extras:
+            place.put(as_array(extras[place.key]))
+
+
+class _Place:
+    """One field of the staged rows, which takes only values that survive in it."""
+
+    __slots__ = ("array", "dtype", "harmless", "key", "name", "shape")
+
+    def __init__(self, array: np.ndarray, name: str, key: str | None = None):
+        self.array, self.dtype, self.shape = array, array.dtype, array.shape
+        self.name, self.key = name, key
+        self.harmless = {array.dtype}  # dtypes whose every value survives, as met so far
+
+    def put(self, value: Any) -> None:
+        if type(value) is not np.ndarray:
+            if value is None:
+                raise InvalidRow(f"{self.name}: missing")
+            value = as_array(value)
+        if value.shape != self.shape:
+            raise InvalidRow(
+                f"{self.name}: shape {value.shape} was given, {self.shape} is needed, the leading axis counts rows"
+            )
+        if value.dtype not in self.harmless:
+            self._check(value)
+        self.array[...] = value
+
+    def _check(self, value: np.ndarray) -> None:
+        """Floats may lose digits, nothing else may change."""
+        given, kept = value.dtype, self.dtype
+        if given.kind in "biuf" and (kept.kind == "f" or np.can_cast(given, kept, "safe")):
+            self.harmless.add(given)
+            return
+        with np.errstate(invalid="ignore"):
+            if given.kind not in "biu" or not (value.astype(kept) == value).all():
+                raise InvalidRow(f"{self.name}: {given} values were given that {kept} cannot hold")
 
 
 def as_array(value: Any) -> np.ndarray:
     """numpy's view of an array, list or tensor."""
     return value.detach().cpu().numpy() if hasattr(value, "detach") else np.asarray(value)
-
-
-def _put(place: np.ndarray, value: Any, field: Field, name: str) -> None:
-    if type(value) is not np.ndarray:
-        if value is None:
-            raise InvalidRow(f"{name}: missing")
-        value = as_array(value)
-    if value.shape != place.shape:
-        raise InvalidRow(
-            f"{name}: shape {value.shape} was given, {place.shape} is needed, the leading axis counts rows"
-        )
-    if value.dtype != field.dtype and not _fits(value, field.dtype):
-        raise InvalidRow(f"{name}: {value.dtype} values were given that {field.dtype} cannot hold")
-    place[...] = value
-
-
-def _fits(value: np.ndarray, dtype: np.dtype) -> bool:
-    """Whether the values survive the cast: floats may lose digits, nothing else may change."""
-    if value.dtype.kind not in "biuf":
-        return False
-    if np.can_cast(value.dtype, dtype, "safe") or (value.dtype.kind == "f" and dtype.kind == "f"):
-        return True
-    if dtype.kind == "f":
-        return True
-    with np.errstate(invalid="ignore"):
-        return value.dtype.kind != "f" and bool((value.astype(dtype) == value).all())
 
 
 @njit
