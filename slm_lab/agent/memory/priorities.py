@@ -36,7 +36,10 @@ class Priorities:
         self.highest = np.ones(1)
 
     def draw(self, uniforms: np.ndarray, newest: np.ndarray, beta: float) -> tuple[np.ndarray, np.ndarray]:
-        """(B,) ids, one from each of B equal strata of the total, and their weights; `newest` replaces the last."""
+        """(B,) ids, one from each of B equal strata of the total, and their weights; `newest` replaces the last.
+
+        `uniforms` is used up as working room.
+        """
         ring = self.ring
         ids = np.empty(uniforms.size, np.int64)
         weight = np.empty(uniforms.size, np.float32)
@@ -115,17 +118,23 @@ def draw_by_priority(sums, lows, known, highest, head, tail, slots, uniforms, ne
     notice(sums, lows, known, highest, head, tail, slots)
     envs = head.size
     leaves = sums.size // 2
+    depth = 0
+    while 1 << depth < leaves:
+        depth += 1
     count = ids.size
     stratum = sums[1] / count
+    nodes, left_over = ids, uniforms  # all draws go down the tree level by level, so that their memory reads overlap
     for index in range(count):
-        left_over = (index + uniforms[index]) * stratum
-        node = 1
-        while node < leaves:
-            node *= 2
-            if left_over >= sums[node] and sums[node + 1] > 0:  # rounding must not lead to an empty leaf
-                left_over -= sums[node]
-                node += 1
-        row = node - leaves
+        nodes[index] = 1
+        left_over[index] = (index + uniforms[index]) * stratum
+    for _ in range(depth):
+        for index in range(count):
+            node = 2 * nodes[index]
+            right = (left_over[index] >= sums[node]) & (sums[node + 1] > 0)  # rounding must not reach an empty leaf
+            left_over[index] -= right * sums[node]
+            nodes[index] = node + right
+    for index in range(count):
+        row = nodes[index] - leaves
         env = row % envs
         newest_t = head[env] - 1
         t = newest_t - (newest_t - row // envs) % slots
