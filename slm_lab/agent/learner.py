@@ -21,33 +21,32 @@ from slm_lab.agent.net.settings import NetSettings
 from slm_lab.types import Batch
 
 ERRORS = "errors"  # the one entry of a loss's info that has a row for each of the batch: (B,) TD errors for the memory
+WHOLE = ""  # in place of a child's name: the whole net
 Loss = Callable[[Callable, Callable, Batch, dict[str, Tensor]], tuple[Tensor, dict[str, Tensor]]]
 
 
-class FlatParameters:
-    """Parameters as one tensor `values` with one gradient `grad`; the modules they belong to become views of it."""
-
-    def __init__(self, parameters: list[nn.Parameter], device: torch.device):
-        sizes = [parameter.numel() for parameter in parameters]
-        self.values = nn.Parameter(torch.empty(sum(sizes), device=device))
-        self.grad = torch.zeros_like(self.values.data)
-        self.values.grad = self.grad
-        start = 0
-        for parameter, size in zip(parameters, sizes, strict=True):
-            view = self.values.data[start : start + size].view(parameter.shape)
-            view.copy_(parameter.data)
-            parameter.data = view
-            parameter.grad = self.grad[start : start + size].view(parameter.shape)
-            start += size
+def flatten(module: nn.Module, *, trained: bool) -> nn.Parameter:
+    """All the module's parameters in one tensor, of which they, and if `trained` their gradients, become views."""
+    parameters = list(module.parameters())
+    flat = nn.Parameter(torch.cat([parameter.detach().flatten() for parameter in parameters]), requires_grad=trained)
+    sizes = [parameter.numel() for parameter in parameters]
+    for parameter, values in zip(parameters, flat.data.split(sizes), strict=True):
+        parameter.data = values.view(parameter.shape)
+    if trained:
+        flat.grad = torch.zeros_like(flat)
+        for parameter, grad in zip(parameters, flat.grad.split(sizes), strict=True):
+            parameter.grad = grad.view(parameter.shape)
+    return flat
 
 
 @dataclasses.dataclass
 class Group:
     """Parameters that share an optimizer, its learning rate and its gradient clipping."""
 
-    flat: FlatParameters
+    flat: nn.Parameter
     optimizer: Any
     schedule: LRSchedule
+    target: nn.Parameter | None  # the same parameters of the target net
 
 
 class Learner:
@@ -64,39 +63,42 @@ class Learner:
         device: str = "cpu",
         compiled: bool = False,
     ):
-        """`optim_specs` gives an optimizer to each named child of `net`; without it, one trains all (`optim_spec`)."""
+        """`optim_specs` names the children of `net` that have an optimizer of their own; by default one trains all.
+
+        Without a target net, the loss is handed the net itself in its place.
+        """
         self.device = torch.device(device)
         self.net = net.to(self.device)
         self.loss = loss
         self.settings = settings
-        if optim_specs is None:
-            self.groups = [self._make_group(settings.optim_spec, list(net.parameters()))]
-        else:
-            children = {name: getattr(net, name) for name in optim_specs}
-            self.groups = [
-                self._make_group(optim_specs[name], list(child.parameters())) for name, child in children.items()
-            ]
-        self.target = copy.deepcopy(self.net).requires_grad_(False) if has_target else None
-        self._target_flats = self._flatten_target(optim_specs) if has_target else []
+        self.target = copy.deepcopy(self.net).requires_grad_(False) if has_target else self.net
+        self.groups = [
+            self._make_group(name, spec) for name, spec in (optim_specs or {WHOLE: settings.optim_spec}).items()
+        ]
         self.opt_step = 0
         self._target_frame = 0
-        self._totals: Tensor | None = None
         self._names: list[str] = []
+        self._means: Tensor | None = None
         self._count = 0
-        self._compiled_step = torch.compile(self._gradients, fullgraph=True, dynamic=False) if compiled else None
-        self._compiled_rows: int | None = None
-        self._slots = self._layout() if compiled else {}
+        self._compiled = CompiledGradients(self.net, self.target, loss, self.groups) if compiled else None
+
+    def _make_group(self, name: str, spec: OptimSpec) -> Group:
+        flat = flatten(self.net.get_submodule(name), trained=True)
+        has_target = self.target is not self.net
+        return Group(
+            flat,
+            make_optimizer(spec, flat),
+            LRSchedule(self.settings.lr_scheduler_spec, spec.lr),
+            flatten(self.target.get_submodule(name), trained=False) if has_target else None,
+        )
 
     def step(self, batch: Batch, frame: int, **scalars: float) -> Tensor | None:
         """One update at this frame; returns the (B,) errors of the batch's rows if the loss reports them."""
         batch = self.to_device(batch)
         numbers = {name: torch.tensor(value, device=self.device) for name, value in scalars.items()}
-        for group in self.groups:
-            if not group.schedule.constant:
-                for parameters in group.optimizer.param_groups:
-                    parameters["lr"] = group.schedule.at(frame)
-        if self._compiled_step is not None and self._same_rows(batch):
-            loss, info = self._compiled_gradients(batch, numbers)
+        self._set_learning_rates(frame)
+        if self._compiled is not None and self._compiled.fits(batch):
+            loss, info = self._compiled(batch, numbers)
         else:
             loss, info = self._eager_gradients(batch, numbers)
         norms = [self._clip(group.flat.grad) for group in self.groups]
@@ -105,7 +107,7 @@ class Learner:
         self.opt_step += 1
         errors = info.pop(ERRORS, None)
         self._record({"loss": loss, "grad_norm": norms[0] if len(norms) == 1 else torch.stack(norms).norm(), **info})
-        if self.target is not None:
+        if self.target is not self.net:
             self._follow(frame)
         return errors
 
@@ -115,24 +117,22 @@ class Learner:
         return map_tensors(batch, lambda tensor: tensor.to(self.device, non_blocking=True))
 
     def learning_rate(self, frame: int) -> float:
+        """Of the first optimizer, which is the actor's where there are two."""
         return self.groups[0].schedule.at(frame)
 
     def report(self) -> dict[str, float]:
         """Means since the last call of loss, gradient norm and what the loss reports; {} if no step was taken."""
-        if not self._count:
+        if self._means is None:
             return {}
-        means = (self._totals / self._count).tolist()
-        self._totals.zero_()
-        self._count = 0
-        return dict(zip(self._names, means, strict=True))
+        means = dict(zip(self._names, self._means.tolist(), strict=True))
+        self._names, self._means, self._count = [], None, 0
+        return means
 
-    def _make_group(self, spec: OptimSpec, parameters: list[nn.Parameter]) -> Group:
-        flat = FlatParameters(parameters, self.device)
-        return Group(flat, make_optimizer(spec, flat.values), LRSchedule(self.settings.lr_scheduler_spec, spec.lr))
-
-    def _flatten_target(self, optim_specs: dict[str, OptimSpec] | None) -> list[FlatParameters]:
-        modules = [self.target] if optim_specs is None else [getattr(self.target, name) for name in optim_specs]
-        return [FlatParameters(list(module.parameters()), self.device) for module in modules]
+    def _set_learning_rates(self, frame: int) -> None:
+        for group in self.groups:
+            if not group.schedule.constant:
+                for parameters in group.optimizer.param_groups:
+                    parameters["lr"] = group.schedule.at(frame)
 
     def _eager_gradients(self, batch: Batch, scalars: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         for group in self.groups:
@@ -145,15 +145,16 @@ class Learner:
         """The gradient's norm before it is scaled down to at most clip_grad_val."""
         norm = torch.linalg.vector_norm(grad)
         if self.settings.clip_grad_val is not None:
-            grad.mul_((self.settings.clip_grad_val / (norm + 1e-6)).clamp_(max=1.0))
+            grad.div_((norm / self.settings.clip_grad_val).clamp_(min=1.0))
         return norm
 
     def _record(self, values: dict[str, Tensor]) -> None:
-        stacked = torch.stack(list(values.values()))
-        if self._totals is None:
-            self._totals, self._names = torch.zeros_like(stacked, dtype=torch.float64), list(values)
-        self._totals += stacked
         self._count += 1
+        stacked = torch.stack(list(values.values()))
+        if self._means is None:
+            self._names, self._means = list(values), stacked
+        else:
+            self._means.lerp_(stacked, 1 / self._count)
 
     @torch.no_grad()
     def _follow(self, frame: int) -> None:
@@ -163,50 +164,77 @@ class Learner:
             if frame // every == self._target_frame // every:
                 return
             self._target_frame = frame
-        weight = self.settings.polyak_coef if self.settings.update_type == "polyak" else 1.0
-        for group, target in zip(self.groups, self._target_flats, strict=True):
-            if weight == 1.0:
-                target.values.data.copy_(group.flat.values.data)
+        for group in self.groups:
+            if self.settings.update_type == "replace":
+                group.target.copy_(group.flat)
             else:
-                target.values.data.lerp_(group.flat.values.data, weight)
+                group.target.lerp_(group.flat, self.settings.polyak_coef)
 
-    # the compiled step
-
-    def _same_rows(self, batch: Batch) -> bool:
-        """Whether the batch has the size that was compiled for; another, such as an epoch's rest, is left to eager."""
-        rows = len(batch.reward)
-        self._compiled_rows = self._compiled_rows or rows
-        return rows == self._compiled_rows
-
-    def _layout(self) -> dict[str, tuple[int, int, torch.Size]]:
-        """Name of each parameter -> (group, start, shape) in the flat tensors."""
-        by_pointer = {parameter.data_ptr(): name for name, parameter in self.net.named_parameters()}
-        shapes = dict(self.net.named_parameters())
-        layout = {}
-        for index, group in enumerate(self.groups):
-            start, base = 0, group.flat.values
-            while start < base.numel():
-                name = by_pointer[base.data_ptr() + start * base.element_size()]
-                layout[name] = (index, start, shapes[name].shape)
-                start += shapes[name].numel()
-        return layout
-
-    def _views(self, flats: list[Tensor]) -> dict[str, Tensor]:
+    def state_dict(self) -> dict:
         return {
-            name: flats[group][start : start + shape.numel()].view(shape)
-            for name, (group, start, shape) in self._slots.items()
+            "parameters": [group.flat.detach() for group in self.groups],
+            "targets": [group.target.detach() for group in self.groups if group.target is not None],
+            "optimizers": [optimizer_state(group.optimizer) for group in self.groups],
+            "opt_step": self.opt_step,
+            "target_frame": self._target_frame,
+            "report": {"names": self._names, "means": self._means, "count": self._count},
         }
 
-    def _gradients(self, flats: list[Tensor], target_flats: list[Tensor], columns: dict, scalars: dict[str, Tensor]):
+    @torch.no_grad()
+    def load_state_dict(self, tree: dict) -> None:
+        self.load_parameters(tree["parameters"])
+        targets = [group.target for group in self.groups if group.target is not None]
+        for target, values in zip(targets, tree["targets"], strict=True):
+            target.copy_(values)
+        for group, state in zip(self.groups, tree["optimizers"], strict=True):
+            load_optimizer_state(group.optimizer, state)
+        self.opt_step = tree["opt_step"]
+        self._target_frame = tree["target_frame"]
+        self._names, means, self._count = (tree["report"][key] for key in ("names", "means", "count"))
+        self._means = None if means is None else means.to(self.device, copy=True)
+
+    @torch.no_grad()
+    def load_parameters(self, parameters: list[Tensor]) -> None:
+        """One flat tensor for each optimizer, as `state_dict` gives them: enough to act."""
+        for group, values in zip(self.groups, parameters, strict=True):
+            group.flat.copy_(values)
+
+
+class CompiledGradients:
+    """The loss and its gradients as one compiled function, for batches of the size of the first one."""
+
+    def __init__(self, net: nn.Module, target: nn.Module, loss: Loss, groups: list[Group]):
+        self.net, self.target, self.loss, self.groups = net, target, loss, groups
+        self.rows: int | None = None
+        self._places = self._find_places()
+        self._function = torch.compile(self._gradients, fullgraph=True, dynamic=False)
+
+    def fits(self, batch: Batch) -> bool:
+        """Whether the batch has the size that was compiled for; another, such as an epoch's rest, is left to eager."""
+        rows = len(batch.reward)
+        self.rows = self.rows or rows
+        return rows == self.rows
+
+    @torch.no_grad()
+    def __call__(self, batch: Batch, scalars: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        flats = [group.flat.data for group in self.groups]
+        targets = [group.target.data for group in self.groups if group.target is not None]
+        columns = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
+        grads, loss, info = self._function(flats, targets, columns, scalars)
+        for group, grad in zip(self.groups, grads, strict=True):
+            group.flat.grad.copy_(grad)
+        return loss, info
+
+    def _gradients(self, flats: list[Tensor], targets: list[Tensor], columns: dict, scalars: dict[str, Tensor]):
         """Pure: the gradient for each flat tensor, the loss and its info."""
         batch = Batch(**columns)
 
         def loss_of(flats: list[Tensor]):
             views = self._views(flats)
-            target_views = self._views(target_flats) if target_flats else None
+            target_views = self._views(targets) if targets else views
             return self.loss(
                 lambda obs: functional_call(self.net, views, (obs,)),
-                target_views and (lambda obs: functional_call(self.target, target_views, (obs,))),
+                lambda obs: functional_call(self.target, target_views, (obs,)),
                 batch,
                 scalars,
             )
@@ -214,40 +242,21 @@ class Learner:
         grads, (loss, info) = grad_and_value(loss_of, has_aux=True)(flats)
         return grads, loss, info
 
-    @torch.no_grad()
-    def _compiled_gradients(self, batch: Batch, scalars: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        flats = [group.flat.values.data for group in self.groups]
-        targets = [flat.values.data for flat in self._target_flats]
-        columns = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
-        grads, loss, info = self._compiled_step(flats, targets, columns, scalars)
-        for group, grad in zip(self.groups, grads, strict=True):
-            group.flat.grad.copy_(grad)
-        return loss, info
-
-    def state_dict(self) -> dict:
+    def _views(self, flats: list[Tensor]) -> dict[str, Tensor]:
         return {
-            "parameters": [group.flat.values.detach() for group in self.groups],
-            "optimizers": [optimizer_state(group.optimizer) for group in self.groups],
-            "targets": [flat.values.detach() for flat in self._target_flats],
-            "opt_step": self.opt_step,
-            "target_frame": self._target_frame,
-            "report": {"names": self._names, "totals": self._totals, "count": self._count},
+            name: flats[group][start : start + shape.numel()].view(shape)
+            for name, (group, start, shape) in self._places.items()
         }
 
-    def load_state_dict(self, tree: dict) -> None:
-        self.load_parameters(tree["parameters"])
-        for group, state in zip(self.groups, tree["optimizers"], strict=True):
-            load_optimizer_state(group.optimizer, state)
-        for flat, values in zip(self._target_flats, tree["targets"], strict=True):
-            flat.values.data.copy_(values)
-        self.opt_step = tree["opt_step"]
-        self._target_frame = tree["target_frame"]
-        self._names, self._totals, self._count = (tree["report"][key] for key in ("names", "totals", "count"))
-
-    def load_parameters(self, parameters: list[Tensor]) -> None:
-        """One flat tensor for each optimizer, as `state_dict` gives them: enough to act."""
-        for group, values in zip(self.groups, parameters, strict=True):
-            group.flat.values.data.copy_(values)
+    def _find_places(self) -> dict[str, tuple[int, int, torch.Size]]:
+        """Name of each parameter -> (group, start, shape) in the flat tensors."""
+        places = {}
+        for name, parameter in self.net.named_parameters():
+            for index, group in enumerate(self.groups):
+                start = (parameter.data_ptr() - group.flat.data_ptr()) // parameter.element_size()
+                if 0 <= start < group.flat.numel():
+                    places[name] = (index, start, parameter.shape)
+        return places
 
 
 def map_tensors(batch: Batch, function: Callable[[Tensor], Tensor]) -> Batch:
@@ -276,4 +285,6 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer | Lookahead, tree: dic
         optimizer.slow.copy_(tree["slow"])
         optimizer.count = tree["count"]
     else:
-        optimizer.load_state_dict({**optimizer.state_dict(), "state": {0: tree} if tree else {}})
+        # torch would keep the very tensors that it is given
+        own = {key: value.clone() if isinstance(value, Tensor) else value for key, value in tree.items()}
+        optimizer.load_state_dict({**optimizer.state_dict(), "state": {0: own} if own else {}})

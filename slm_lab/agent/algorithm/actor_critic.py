@@ -15,7 +15,7 @@ from slm_lab.agent.algorithm.algorithm import Algorithm, Site, acting_forward, s
 from slm_lab.agent.algorithm.policy import Policy, check_policy, make_distribution
 from slm_lab.agent.algorithm.reinforce import PolicySettings
 from slm_lab.agent.algorithm.returns import gae, n_step_returns, returns_to_go, standardize
-from slm_lab.agent.learner import Learner
+from slm_lab.agent.learner import WHOLE, Learner
 from slm_lab.agent.net.actor_critic import ActorCritic as ActorCriticNet
 from slm_lab.agent.net.optim import OptimSpec
 from slm_lab.agent.net.settings import LOSSES, NetSettings
@@ -62,7 +62,7 @@ class ActorCritic(Algorithm):
             net,
             self.loss,
             net_settings,
-            optim_specs=separate_optimizers(net_settings),
+            optim_specs=optimizers_of(net_settings),
             device=site.device,
             compiled=site.compiled,
         )
@@ -109,7 +109,7 @@ class ActorCritic(Algorithm):
             returns = returns_to_go(reward, discount, end, next_value)
         return returns - value, returns
 
-    def loss(self, net: Callable, target: None, batch: Batch, scalars: dict[str, Tensor]):
+    def loss(self, net: Callable, target: Callable, batch: Batch, scalars: dict[str, Tensor]):
         out, value = net(batch.obs)
         log_prob = self.distribution.log_prob(out, batch.action)
         policy_loss = -(batch.extras["advantage"] * log_prob).mean()
@@ -130,11 +130,11 @@ class ActorCritic(Algorithm):
         return {"entropy_coef": self.settings.entropy_coef_spec.at(frame)}
 
 
-def separate_optimizers(settings: NetSettings) -> dict[str, OptimSpec] | None:
+def optimizers_of(settings: NetSettings) -> dict[str, OptimSpec]:
     """An optimizer each for actor and critic, where they are two nets and the spec does not ask for a common one."""
-    if settings.shared or settings.use_same_optim:
-        return None
-    return {
-        "actor": settings.actor_optim_spec or settings.optim_spec,
-        "critic": settings.critic_optim_spec or settings.optim_spec,
-    }
+    if settings.shared:
+        return {WHOLE: settings.optim_spec}
+    actor = settings.actor_optim_spec or settings.optim_spec
+    if settings.use_same_optim:
+        return {WHOLE: actor}
+    return {"actor": actor, "critic": settings.critic_optim_spec or settings.optim_spec}

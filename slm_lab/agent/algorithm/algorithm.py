@@ -63,14 +63,14 @@ class Algorithm:
     reports: ClassVar[tuple[str, ...]] = ()  # what `report` gives besides loss, lr and grad_norm: columns of the table
     learner: Learner | None = None
 
-    def __init__(self, settings: Settings, net_settings: NetSettings | None, site: Site):
+    def __init__(self, settings: Any, net_settings: NetSettings | None, site: Site):
         self.settings = settings
         self.net_settings = net_settings
         self.site = site
         self.rng = seeds.generator(site.seed, "policy")
 
     @classmethod
-    def check(cls, settings: Settings, action_space: spaces.Space) -> list[Mistake]:
+    def check(cls, settings: Any, action_space: spaces.Space) -> list[Mistake]:
         """Why this algorithm cannot act in such an env; empty where it can."""
         return []
 

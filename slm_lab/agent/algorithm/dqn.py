@@ -1,4 +1,4 @@
-"""Deep Q-learning. VanillaDQN, DQN and DoubleDQN differ in one line each: the value of the next state."""
+"""Deep Q-learning. DQN adds a target net to VanillaDQN; DoubleDQN values the next state in another way."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class VanillaDQN(Algorithm):
                 errors = self.learner.step(batch, frame)
             memory.update_priorities(batch.ids, errors)
 
-    def loss(self, net: Callable, target: Callable | None, batch: Batch, loss_function: Callable):
+    def loss(self, net: Callable, target: Callable, batch: Batch, loss_function: Callable):
         """The weighted loss between Q(s, a) and its target; `errors` is (B,) how far apart they are."""
         index = batch.action.long().unsqueeze(-1) - self.first_action
         q = net(batch.obs).gather(-1, index).squeeze(-1)
@@ -106,9 +106,9 @@ class VanillaDQN(Algorithm):
         loss = (batch.weight * loss_function(q, wanted, reduction="none")).mean()
         return loss, {ERRORS: (wanted - q.detach()).abs(), "q": q.detach().mean()}
 
-    def next_value(self, net: Callable, target: Callable | None, next_obs: Tensor) -> Tensor:
-        """(B,) the best value that the net itself sees."""
-        return net(next_obs).max(-1).values
+    def next_value(self, net: Callable, target: Callable, next_obs: Tensor) -> Tensor:
+        """(B,) the best value that the target net sees, or without one the net itself."""
+        return target(next_obs).max(-1).values
 
     def variables(self, frame: int) -> dict[str, float]:
         return {"explore_var": self.settings.explore_var_spec.at(frame)}
@@ -119,10 +119,6 @@ class DQN(VanillaDQN):
 
     Settings = DQNSettings
     has_target = True
-
-    def next_value(self, net: Callable, target: Callable, next_obs: Tensor) -> Tensor:
-        """(B,) the best value that the target net sees."""
-        return target(next_obs).max(-1).values
 
 
 class DoubleDQN(DQN):

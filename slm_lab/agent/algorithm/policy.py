@@ -81,7 +81,7 @@ class Normal:
 
     def log_prob(self, out: Tensor, action: Tensor) -> Tensor:
         mean, log_std = out[:, : self.size], out[:, self.size :].clamp(*LOG_STD_RANGE)
-        scaled = (action.flatten(1) - mean) * torch.exp(-log_std)
+        scaled = (action.reshape(mean.shape) - mean) * torch.exp(-log_std)
         return (-0.5 * scaled.square() - log_std - LOG_SQRT_2PI).sum(-1)
 
     def entropy(self, out: Tensor) -> Tensor:

@@ -44,7 +44,7 @@ class PPO(ActorCritic):
         for minibatch in memory.batches(self.settings.minibatch_size, epochs=self.settings.training_epoch, of=batch):
             self.learner.step(minibatch, frame, **scalars)
 
-    def loss(self, net: Callable, target: None, batch: Batch, scalars: dict[str, Tensor]):
+    def loss(self, net: Callable, target: Callable, batch: Batch, scalars: dict[str, Tensor]):
         out, value = net(batch.obs)
         old, clip_eps = batch.extras, scalars["clip_eps"]
         log_ratio = self.distribution.log_prob(out, batch.action) - old["log_prob"]
@@ -56,10 +56,8 @@ class PPO(ActorCritic):
             near = old["value"] + torch.clamp(value - old["value"], -clip_eps, clip_eps)
             value_loss = torch.maximum(value_loss, self.value_loss(near, old["target"], reduction="none"))
         info = {
-            "approx_kl": (ratio - 1 - log_ratio)
-            .mean()
-            .detach(),  # Schulman 2020, http://joschu.net/blog/kl-approx.html
-            "clip_fraction": ((ratio - 1).abs() > clip_eps).float().mean().detach(),
+            "approx_kl": (ratio - 1 - log_ratio).mean(),  # Schulman 2020, http://joschu.net/blog/kl-approx.html
+            "clip_fraction": ((ratio - 1).abs() > clip_eps).float().mean(),
         }
         return self.total(out, policy_loss, value_loss.mean(), scalars, info)
 

@@ -77,7 +77,7 @@ class Reinforce(Algorithm):
         batch.extras["return"] = torch.from_numpy(returns)
         self.learner.step(batch, frame, entropy_coef=self.settings.entropy_coef_spec.at(frame))
 
-    def loss(self, net: Callable, target: None, batch: Batch, scalars: dict[str, Tensor]):
+    def loss(self, net: Callable, target: Callable, batch: Batch, scalars: dict[str, Tensor]):
         """Minus the mean of return * log pi(a|s), less the entropy bonus."""
         out = net(batch.obs)
         policy_loss = -(batch.extras["return"] * self.distribution.log_prob(out, batch.action)).mean()

@@ -43,33 +43,34 @@ class ScheduleSpec(Settings):
 
     def at(self, frame: int) -> float:
         """The value at this frame."""
-        if self.name == "no_decay" or frame <= self.start_step:
+        if self.end_val is None or self.end_step is None or self.name == "no_decay" or frame <= self.start_step:
             return self.start_val
-        return SHAPES[self.name](self, (frame - self.start_step) / (self.end_step - self.start_step))
+        part = (frame - self.start_step) / (self.end_step - self.start_step)
+        return SHAPES[self.name](self, self.end_val, part)
 
 
 def constant(value: float) -> ScheduleSpec:
     return ScheduleSpec(name="no_decay", start_val=value)
 
 
-def _linear(spec: ScheduleSpec, part: float) -> float:
-    return spec.end_val if part >= 1 else spec.start_val + part * (spec.end_val - spec.start_val)
+def _linear(spec: ScheduleSpec, end_val: float, part: float) -> float:
+    return end_val if part >= 1 else spec.start_val + part * (end_val - spec.start_val)
 
 
-def _rate(spec: ScheduleSpec, part: float) -> float:
+def _rate(spec: ScheduleSpec, end_val: float, part: float) -> float:
     """Multiplied by decay_rate `frequency` times between start_step and end_step, and on until end_val is reached."""
     factor = spec.decay_rate ** (part * (spec.frequency or 20.0))
-    if spec.end_val <= spec.start_val:
-        return max(spec.start_val * factor, spec.end_val)
-    return min(spec.start_val / factor, spec.end_val) if factor > 0 else spec.end_val
+    if end_val <= spec.start_val:
+        return max(spec.start_val * factor, end_val)
+    return min(spec.start_val / factor, end_val) if factor > 0 else end_val
 
 
-def _periodic(spec: ScheduleSpec, part: float) -> float:
+def _periodic(spec: ScheduleSpec, end_val: float, part: float) -> float:
     """A cosine between the falling line and end_val, so that exploration comes back in ever smaller waves."""
     if part >= 1:
-        return spec.end_val
+        return end_val
     wave = 0.5 * (1 + math.cos(part * (spec.frequency or 60.0)))
-    return spec.end_val + (spec.start_val - spec.end_val) * wave * (1 - part)
+    return end_val + (spec.start_val - end_val) * wave * (1 - part)
 
 
 SHAPES = {"linear_decay": _linear, "rate_decay": _rate, "periodic_decay": _periodic}

@@ -88,7 +88,7 @@ class OptimSpec(Settings):
         own = ["k", "alpha"] if self.name == "Lookahead" else []
         _check_keywords(f"optimizer {inner}", [*own, *_keywords_of(OPTIMIZERS[inner], "params", "lr")], self.keywords())
         try:
-            make_optimizer(self, torch.zeros(1, requires_grad=True))
+            make_optimizer(self, torch.zeros(1, requires_grad=True), light=True)
         except Exception as problem:  # torch refuses values in many ways
             raise ValueError(f"optimizer {self.name}: {problem}") from problem
         return self
@@ -144,7 +144,7 @@ class LRSchedule:
         self._scheduler = None
         if spec and not spec.frame:
             # the momentum is for the cyclic schedules, which ask for one
-            self._carrier = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=base_lr, momentum=0.9)
+            self._carrier = _light(torch.optim.SGD)([torch.zeros(1, requires_grad=True)], lr=base_lr, momentum=0.9)
             self._scheduler = SCHEDULERS[spec.name](self._carrier, **spec.keywords())
             # OneCycleLR alone ends: it has rates for the frames 0 to total_steps - 1
             self._last_frame = getattr(self._scheduler, "total_steps", math.inf) - 1
@@ -191,12 +191,28 @@ class Lookahead:
         self.count = tree["count"]
 
 
-def make_optimizer(spec: OptimSpec, parameter: torch.Tensor) -> torch.optim.Optimizer | Lookahead:
+def make_optimizer(
+    spec: OptimSpec, parameter: torch.Tensor, *, light: bool = False
+) -> torch.optim.Optimizer | Lookahead:
     """The optimizer over one flat parameter, with torch's fused kernel where that class has one."""
     keywords = spec.keywords()
     own = {key: keywords.pop(key) for key in ("k", "alpha") if spec.name == "Lookahead" and key in keywords}
     optimizer_class = OPTIMIZERS[spec.inner_name()]
     if "fused" in _keywords_of(optimizer_class) and not {"fused", "foreach"} & set(keywords):
         keywords["fused"] = True
+    if light:
+        optimizer_class = _light(optimizer_class)
     optimizer = optimizer_class([parameter], lr=spec.lr, **keywords)
     return Lookahead(optimizer, **own) if spec.name == "Lookahead" else optimizer
+
+
+def _light(optimizer_class: type) -> type:
+    """The class with torch's checks of its keywords, but not made to take steps.
+
+    Torch shields `add_param_group` from its compiler, and imports all of that, more than a second, to do so.
+    """
+
+    def add_param_group(self, group: dict[str, Any]) -> None:
+        self.param_groups.append({**self.defaults, **group})
+
+    return type(optimizer_class.__name__, (optimizer_class,), {"add_param_group": add_param_group})
