@@ -63,8 +63,8 @@ class Lab(click.Group):
         extra |= {"standalone_mode": False, "complete_var": "_SLM_LAB_COMPLETE"}
         try:
             code = super().main(args, prog_name, **extra)
-        except click.Abort:
-            code = INTERRUPTED
+        except click.Abort as stop:  # click's word for KeyboardInterrupt
+            code = getattr(stop.__cause__, "exit_code", INTERRUPTED)
         except click.ClickException as problem:
             _print_error(problem.format_message())
             code = WRONG_INPUT
@@ -121,8 +121,9 @@ def cli(ctx: click.Context) -> None:
 @click.option("--device", help="cpu, cuda, cuda:1, mps or auto, instead of meta.device")
 @click.option("--data-dir", type=click.Path(file_okay=False, path_type=Path), default="data", show_default=True)
 @click.option("--render", is_flag=True, help="show the env in a window")
-@click.option("-q", "--quiet", count=True, help="print less")
-@click.option("-v", "--verbose", count=True, help="print more; errors with their traceback")
+@click.option("--episodes", type=click.IntRange(min=1), help="how many enjoy plays  [default: 10]")
+@click.option("-q", "--quiet", count=True, help="print the run's folder and warnings only; enjoy: the mean return only")
+@click.option("-v", "--verbose", count=True, help="print what each checkpoint does; errors with their traceback")
 def run(
     spec_file: str | None,
     spec_name: str | None,
@@ -132,6 +133,7 @@ def run(
     device: str | None,
     data_dir: Path,
     render: bool,
+    episodes: int | None,
     quiet: int,
     verbose: int,
 ) -> int:
@@ -139,7 +141,12 @@ def run(
     changes = list(overrides)
     changes += [f"meta.seed={seed}"] if seed is not None else []
     changes += [f"meta.device={device}"] if device is not None else []
-    settings: dict[str, Any] = {"data_dir": data_dir, "render": render, "verbosity": verbose - quiet}
+    settings: dict[str, Any] = {
+        "data_dir": data_dir,
+        "render": render,
+        "episodes": episodes,
+        "verbosity": verbose - quiet,
+    }
     if spec_file is None:
         raise click.UsageError("name a spec file; without any word, the specs that ship are listed")
     if spec_name is None:
@@ -156,7 +163,7 @@ def _run_all(jobs: list[Job], changes: list[str], settings: dict[str, Any]) -> i
     found: list[str] = []
     for job in jobs:
         try:
-            _refuse_idle_options(job, changes, settings["render"])
+            _refuse_idle_options(job, changes, settings["render"], settings["episodes"])
             if job.target is None:
                 _check_spec(job.file, job.spec_name, job.tree(), changes)
         except SpecError as problem:
@@ -174,8 +181,10 @@ def _run_all(jobs: list[Job], changes: list[str], settings: dict[str, Any]) -> i
     return code
 
 
-def _run_job(job: Job, changes: list[str], *, data_dir: Path, render: bool, verbosity: int) -> None:
-    _refuse_idle_options(job, changes, render)
+def _run_job(
+    job: Job, changes: list[str], *, data_dir: Path, render: bool, episodes: int | None, verbosity: int
+) -> None:
+    _refuse_idle_options(job, changes, render, episodes)
     if job.mode == "search":
         raise RunError("mode 'search' is not available in this version; train one spec with 'train'")
     if job.target is None:
@@ -195,15 +204,17 @@ def _run_job(job: Job, changes: list[str], *, data_dir: Path, render: bool, verb
     from slm_lab.experiment import lab
 
     if job.mode == "enjoy":
-        lab.enjoy(target, render=render, verbosity=verbosity)
+        lab.enjoy(target, episodes=episodes or 10, render=render, verbosity=verbosity)
     else:
         lab.resume(None, target, overrides=changes, verbosity=verbosity)
 
 
-def _refuse_idle_options(job: Job, changes: list[str], render: bool) -> None:
+def _refuse_idle_options(job: Job, changes: list[str], render: bool, episodes: int | None) -> None:
     """An option that would change nothing is a mistake, not a wish to pass over."""
     if job.mode == "enjoy" and changes:
         raise SpecError(f"enjoy plays the spec saved in the run; it cannot be changed ({', '.join(changes)})")
+    if job.mode != "enjoy" and episodes:
+        raise SpecError("--episodes goes with enjoy; evaluations play meta.rigorous_eval episodes")
     if job.mode == "train" and job.target and render:
         raise SpecError("--render goes with train, dev and enjoy@RUN; a run that goes on is not rendered")
 

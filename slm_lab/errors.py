@@ -55,5 +55,17 @@ class InvalidMemorySpec(SpecError):
     """A memory block that cannot be built, or a combination of its keys that makes no sense."""
 
 
-class Interrupted(KeyboardInterrupt):
-    """A run was asked to stop, and has saved its state."""
+class Stopped(KeyboardInterrupt):
+    """A signal ended the run; `exit_code` is what shells expect after that signal."""
+
+    def __init__(self, exit_code: int = 130):
+        super().__init__(exit_code)
+        self.exit_code = exit_code
+
+
+class Interrupted(Stopped):
+    """The run was asked to stop, and has saved its state."""
+
+
+class StoppedAtOnce(Stopped):
+    """The run was asked a second time, and has saved nothing more."""

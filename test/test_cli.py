@@ -72,7 +72,7 @@ def test_train_and_enjoy_go_on_with_a_run(calls):
     assert invoke("spec/a.json", "random", "train@latest", "--seed", "3")[0] == 0
     assert invoke("spec/a.json", "random", f"enjoy@{run}/t0/s0")[0] == 0
     assert calls[0] == ("resume", (None, run), {"overrides": ["meta.seed=3"], "verbosity": 0})
-    assert calls[1] == ("enjoy", (run / "t0" / "s0",), {"render": False, "verbosity": 0})
+    assert calls[1] == ("enjoy", (run / "t0" / "s0",), {"episodes": 10, "render": False, "verbosity": 0})
 
 
 @pytest.mark.parametrize(

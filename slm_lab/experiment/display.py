@@ -45,6 +45,7 @@ class Display:
         self.spec_name = spec_name
         self.num_sessions = num_sessions
         self.quiet = verbosity < 0
+        self.verbose = verbosity > 0
         self.console = console or Console(highlight=False)
         self._latest: dict[int, Progress] = {}
         self._drawn_at = -math.inf
@@ -77,6 +78,11 @@ class Display:
             text = f"warning: {text}"
         if warning or not self.quiet:
             _print_plain(self.console, text, style="yellow" if warning else "")
+
+    def detail(self, text: str) -> None:
+        """A line that only those who asked for more want to see."""
+        if self.verbose:
+            self.note(text)
 
     def _draw(self) -> None:
         assert self._live is not None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from slm_lab.agent.agent import Agent
 from slm_lab.env import VectorEnv
@@ -16,14 +15,12 @@ from slm_lab.spec.schema import Spec
 
 def best_session(run: RunFolder, trial: int | None, session: int | None) -> SessionFolder:
     """The session that was named, or of all in the run (or trial) the one with the best return."""
-    if session is not None:
-        return run.trial(trial or 0).session(session)
     trials = run.trials() if trial is None else [run.trial(trial)]
-    playable = [
-        folder for part in trials for folder in part.sessions() if folder.best.exists() or folder.latest.exists()
-    ]
+    folders = [folder for part in trials for folder in part.sessions() if session in (None, folder.index)]
+    playable = [folder for folder in folders if folder.best.exists() or folder.latest.exists()]
     if not playable:
-        raise RunError(f"{run.root}: no session has a checkpoint yet; train it first")
+        place = folders[0].root if session is not None else run.root
+        raise RunError(f"{place}: there is no checkpoint yet; train it first")
     return max(playable, key=_score)
 
 
@@ -37,8 +34,7 @@ def play(spec: Spec, folder: SessionFolder, episodes: int, render: bool) -> Iter
     env = VectorEnv(spec.env, spec.meta.seed or 0, num_envs=1, stream="enjoy", render_mode="human" if render else None)
     try:
         agent = Agent(spec, env.observation_space, env.action_space, spec.meta.seed or 0)
-        tree, frame = load_policy(folder)
-        agent.algorithm.load_policy_state(tree)
+        frame = load_policy(agent, folder)
         obs = env.reset()
         for _ in range(episodes):
             total, length, over = 0.0, 0, False
@@ -52,11 +48,13 @@ def play(spec: Spec, folder: SessionFolder, episodes: int, render: bool) -> Iter
         env.close()
 
 
-def load_policy(folder: SessionFolder) -> tuple[Any, int]:
-    """What acting needs, and the frame that it is from: the best, or before there is one, the latest."""
+def load_policy(agent: Agent, folder: SessionFolder) -> int:
+    """Let the agent act as the best did, or before there is one, as the latest; the frame that it is from."""
     checkpoints = Checkpoints(folder)
     if folder.best.exists():
         tree = checkpoints.load_best()
-        return tree["policy"], tree["frame"]
+        agent.algorithm.load_policy_state(tree["policy"])
+        return tree["frame"]
     tree, _ = checkpoints.load()
-    return tree["agent"]["algorithm"]["learner"], tree["clock"]["frame"]
+    agent.algorithm.load_state_dict(tree["agent"]["algorithm"])
+    return tree["clock"]["frame"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,15 +38,18 @@ class Evaluator:
     def __init__(self, spec: EnvSpec, episodes: int, seed: int):
         self.env = VectorEnv(spec, seed, num_envs=episodes, stream="eval")
 
-    def run(self, agent: Agent, frame: int) -> Evaluation:
+    def run(self, agent: Agent, frame: int, stop: Callable[[], bool] = lambda: False) -> Evaluation | None:
+        """The evaluation, or None if it was asked to `stop`: done again, it gives what it would have given."""
         env = self.env
         obs = env.begin_stream(f"eval at {frame}")
         returns = np.zeros(env.num_envs)
         lengths = np.zeros(env.num_envs, np.int64)
         playing = np.ones(env.num_envs, np.bool_)
         while playing.any():
+            if stop():
+                return None
             step = env.step(agent.act(obs, frame, explore=False))
-            returns += step.reward * playing
+            returns += np.where(playing, step.reward, 0)
             lengths += playing
             playing &= ~(step.terminated | step.truncated)
             obs = step.obs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import secrets
+import shlex
 import subprocess
 import sys
 from datetime import datetime
@@ -17,7 +18,8 @@ from slm_lab import __version__
 from slm_lab.agent.agent import check_agent
 from slm_lab.env import make_env
 from slm_lab.env.make import display_available
-from slm_lab.errors import Interrupted, RunError, SpecError
+from slm_lab.errors import Interrupted, Mistake, RunError, SpecError, StoppedAtOnce
+from slm_lab.experiment import dev
 from slm_lab.experiment import enjoy as enjoying
 from slm_lab.experiment.display import Display, closing, number
 from slm_lab.experiment.folder import RunFolder, parse_target
@@ -28,7 +30,10 @@ from slm_lab.spec.files import read_file
 from slm_lab.spec.schema import Spec, read_spec
 
 PACKAGES = ("numpy", "torch", "gymnasium", "numba")  # those whose version can change a run's numbers
-DEV_FRAMES, DEV_EVALUATIONS, DEV_EPISODES = 3000, 2, 2
+MAY_CHANGE = (  # in a run that goes on
+    *("env.max_frame", "meta.max_session", "meta.log_frequency", "meta.eval_frequency", "meta.rigorous_eval"),
+    *("meta.device", "meta.compile", "description"),
+)
 
 
 def check(spec: Spec) -> None:
@@ -53,11 +58,11 @@ def train(
     verbosity: int = 0,
 ) -> Path:
     """A new run of the spec; its folder. `mode` "dev": one short session with checks, rendered where possible."""
+    checks = None
     if mode == "dev":
-        spec = dev_spec(spec)
+        spec, checks = dev.shortened(spec), dev.Checks()
         render = render or display_available()
     check(spec)
-    console = Console(highlight=False, soft_wrap=True)
     drawn = spec.meta.seed is None
     if drawn:
         seed = secrets.randbelow(2**31)
@@ -66,9 +71,10 @@ def train(
     provenance = {**versions(), "spec_file": str(file), "mode": mode, "set": list(overrides)}
     spec = spec.model_copy(update={"provenance": provenance})
     write_json(run.spec_file, {spec.name: spec.to_tree()})
+    console = _console()
     if verbosity >= 0:
         console.print(f"{spec.name}: seed {spec.meta.seed}{' (drawn)' if drawn else ''}, results go to {run.root}")
-    return _run(spec, run, console, file=file, render=render, verbosity=verbosity, checks=mode == "dev")
+    return _run(spec, run, console, file=file, render=render, verbosity=verbosity, checks=checks)
 
 
 def resume(
@@ -80,14 +86,46 @@ def resume(
 ) -> Path:
     """Go on with a run from its last checkpoints, with the spec saved in it, or with `spec` in its place."""
     folder, _, _ = parse_target(str(run))
+    before = saved_spec(folder)
     if spec is None:
         spec = saved_spec(folder, overrides)
+    changed = _changes(before, spec)
     check(spec)
-    console = Console(highlight=False, soft_wrap=True)
+    console = _console()
+    file = str((spec.provenance or {}).get("spec_file", folder.spec_file))
+    display = Display(spec.name, spec.meta.max_session, verbosity, console)
+    if not Trial(spec, folder.trial(0), display).unfinished():
+        if verbosity >= 0:
+            console.print(f"{spec.name}: {folder.root} is finished, at {spec.env.max_frame:,} frames; to go on beyond:")
+            console.print(f"  {_command(file, spec, 'train', folder)} -s env.max_frame={2 * spec.env.max_frame}")
+        return folder.root
+    if changed:
+        write_json(folder.spec_file, {spec.name: spec.to_tree()})
     if verbosity >= 0:
         console.print(f"{spec.name}: goes on in {folder.root}")
-    file = (spec.provenance or {}).get("spec_file", folder.spec_file)
     return _run(spec, folder, console, file=file, render=False, verbosity=verbosity)
+
+
+def _changes(before: Spec, after: Spec) -> list[str]:
+    """The places where the specs differ; raises SpecError if a run that has begun cannot go on with them."""
+    old, new = (_flat(spec.to_tree()) for spec in (before, after))
+    changed = [path for path in dict.fromkeys((*old, *new)) if old.get(path) != new.get(path)]
+    wrong = [path for path in changed if path not in MAY_CHANGE and not path.startswith("provenance.")]
+    if wrong:
+        reason = f"a run that has begun keeps it; what may change: {', '.join(MAY_CHANGE)}"
+        raise SpecError([Mistake(path, reason) for path in wrong], None, before.name)
+    return changed
+
+
+def _flat(tree: Any, path: str = "") -> dict[str, Any]:
+    """{"env": {"name": x}} -> {"env.name": x}."""
+    if not isinstance(tree, dict):
+        return {path: tree}
+    return {
+        place: leaf
+        for key, value in tree.items()
+        for place, leaf in _flat(value, f"{path}.{key}" if path else key).items()
+    }
 
 
 def enjoy(target: Path, *, episodes: int = 10, render: bool = False, verbosity: int = 0) -> None:
@@ -97,8 +135,9 @@ def enjoy(target: Path, *, episodes: int = 10, render: bool = False, verbosity: 
     if render and not display_available():
         raise RunError("there is no display to render to; without --render the returns alone are printed")
     folder = enjoying.best_session(run, trial, session)
-    console = Console(highlight=False, soft_wrap=True)
-    console.print(f"{spec.name} from {folder.root}, {episodes} greedy episodes")
+    console = _console()
+    if verbosity >= 0:
+        console.print(f"{spec.name} from {folder.root}, {episodes} greedy episode{'s' if episodes > 1 else ''}")
     returns = []
     for total, length in enjoying.play(spec, folder, episodes, render or display_available()):
         returns.append(total)
@@ -124,54 +163,53 @@ def _run(
     run: RunFolder,
     console: Console,
     *,
-    file: str | Path,
+    file: str,
     render: bool,
     verbosity: int,
-    checks: bool = False,
+    checks: dev.Checks | None = None,
 ) -> Path:
-    """Train and print how it went; on Ctrl-C, the command that goes on from there."""
-    command = f"python run_lab.py {file} {spec.name}"
-    trial = run.trial(0)
+    """Train and print how it went; where it was stopped, the command that goes on from there."""
+    enjoy_command, train_command = (_command(file, spec, verb, run) for verb in ("enjoy", "train"))
     try:
         with Display(spec.name, spec.meta.max_session, verbosity, console) as display:
-            metrics = Trial(spec, trial, display, render=render).run()
+            watch = None if checks is None else checks.watch
+            metrics = Trial(spec, run.trial(0), display, render=render, watch=watch).run()
     except Interrupted:
-        console.print(f"stopped; go on with:\n  {command} train@{run.root}")
+        console.print(f"stopped; go on with:\n  {train_command}")
         raise
-    if checks:
-        for row in metrics:
-            _say_checks(console, row)
+    except StoppedAtOnce:
+        console.print(f"stopped at once; go on from the last checkpoint with:\n  {train_command}")
+        raise
+    except RunError:
+        console.print(f"results so far in {run.root}")
+        raise
     if verbosity >= 0:
-        closing(console, metrics, run.root, [f"{command} enjoy@{run.root}", f"{command} train@{run.root}"])
+        closing(console, metrics, run.root, [enjoy_command, train_command])
+    else:
+        console.print(str(run.root))
+    if checks is not None:
+        _say(checks.verdicts(), console, verbosity)
     return run.root
 
 
-def dev_spec(spec: Spec) -> Spec:
-    """The spec made short: one session of a few thousand frames, with learning and two evaluations in it."""
-    max_frame = min(spec.env.max_frame, DEV_FRAMES)
-    algorithm = spec.agent.algorithm
-    if getattr(algorithm, "training_start_step", 0) > max_frame // 2:
-        algorithm = algorithm.model_copy(update={"training_start_step": max_frame // 2})
-    meta = spec.meta.model_copy(
-        update={
-            "max_session": 1,
-            "eval_frequency": max(1, max_frame // DEV_EVALUATIONS),
-            "rigorous_eval": min(spec.meta.rigorous_eval, DEV_EPISODES),
-        }
-    )
-    return spec.model_copy(
-        update={
-            "agent": spec.agent.model_copy(update={"algorithm": algorithm}),
-            "env": spec.env.model_copy(update={"max_frame": max_frame}),
-            "meta": meta,
-        }
-    )
+def _say(verdicts: list[dev.Verdict], console: Console, verbosity: int) -> None:
+    """Print what dev mode's checks came to; raises RunError where one found something wrong."""
+    for verdict in verdicts:
+        if verbosity >= 0 or not verdict.ok:
+            console.print(str(verdict), style=None if verdict.ok else "red")
+    wrong = [verdict.name for verdict in verdicts if not verdict.ok]
+    if wrong:
+        raise RunError(f"dev mode found something wrong: {', '.join(wrong)}")
 
 
-def _say_checks(console: Console, metrics: dict[str, Any]) -> None:
-    """The debug checks of dev mode: what a new spec most often gets wrong."""
-    steps = metrics["opt_steps"]
-    console.print(f"check: {steps} learn steps" + ("" if steps else "; is training_frequency or the start too late?"))
+def _console() -> Console:
+    return Console(highlight=False, soft_wrap=True, markup=False)
+
+
+def _command(file: str, spec: Spec, verb: str, run: RunFolder) -> str:
+    """What to type, by the door that this process came through."""
+    door = [sys.argv[0]] if sys.argv[0].endswith(".py") else []
+    return shlex.join([*(["python", *door] if door else ["slm-lab"]), file, spec.name, f"{verb}@{run.root}"])
 
 
 def versions() -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from contextlib import suppress
 from datetime import datetime
 
 from slm_lab.experiment.clock import Clock
@@ -22,9 +24,12 @@ EVALUATIONS_IN_AVERAGE = 10
 
 
 class Logbook:
-    def __init__(self, folder: SessionFolder, num_envs: int, reports: tuple[str, ...]):
-        """`reports`: the columns that the algorithm adds to the train table."""
+    def __init__(self, folder: SessionFolder, num_envs: int, reports: tuple[str, ...], *, fresh: bool = False):
+        """`reports`: the columns that the algorithm adds to the train table; `fresh`: no rows of an earlier start."""
         self.folder = folder
+        if fresh:
+            folder.train_table.unlink(missing_ok=True)
+            folder.eval_table.unlink(missing_ok=True)
         self.train = Table(folder.train_table, list(dict.fromkeys((*TRAIN_COLUMNS, *reports))))
         self.eval = Table(folder.eval_table, EVAL_COLUMNS)
         self.tally = Tally(num_envs)
@@ -56,17 +61,16 @@ class Logbook:
 
     def write_eval(self, clock: Clock, opt_step: int, evaluation: Evaluation) -> None:
         row = evaluation.row()
-        recent = [*(earlier["return"] for earlier in self.eval.rows[1 - EVALUATIONS_IN_AVERAGE :]), row["return"]]
+        rows = [*self.eval.rows[1 - EVALUATIONS_IN_AVERAGE :], row]
+        returns = [row["return"] for row in rows if row["return"] is not None and not math.isnan(row["return"])]
         times = {"frame": clock.frame, "wall_time": clock.wall_time, "opt_step": opt_step}
-        self.eval.append({**times, **row, "return_ma": sum(recent) / len(recent)})
+        self.eval.append({**times, **row, "return_ma": sum(returns) / len(returns) if returns else None})
 
     def last(self, table: Table, column: str) -> float | None:
         return table.rows[-1][column] if table.rows else None
 
     def note(self, text: str) -> None:
-        """A line in the session's log."""
-        with open(self.folder.log_file, "a", encoding="utf-8") as file:
-            file.write(f"{datetime.now():%Y-%m-%d %H:%M:%S}  {text}\n")
+        note(self.folder, text)
 
     def close(self) -> None:
         self.train.close()
@@ -86,3 +90,9 @@ class Logbook:
         self.eval.load_state_dict(tree["eval"])
         self.tally.load_state_dict(tree["tally"])
         self._row_frame, self._row_time = tree["row_frame"], tree["row_time"]
+
+
+def note(folder: SessionFolder, text: str) -> None:
+    """Its time and `text` in the session's log."""
+    with suppress(OSError), open(folder.log_file, "a", encoding="utf-8") as file:  # the tables tell of a full disk
+        file.write(f"{datetime.now():%Y-%m-%d %H:%M:%S}  {text}\n")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
 
 import torch
 
@@ -12,7 +14,7 @@ from slm_lab.analysis.metrics import session_metrics
 from slm_lab.analysis.plots import session_curve
 from slm_lab.analysis.tables import read_table
 from slm_lab.env import VectorEnv
-from slm_lab.errors import Interrupted
+from slm_lab.errors import Interrupted, RunError
 from slm_lab.experiment.checkpoint import Checkpoints
 from slm_lab.experiment.clock import Clock
 from slm_lab.experiment.display import Progress
@@ -20,11 +22,22 @@ from slm_lab.experiment.evaluate import Evaluator
 from slm_lab.experiment.folder import SessionFolder
 from slm_lab.experiment.logbook import Logbook
 from slm_lab.lib import seeds
-from slm_lab.lib.files import write_json
+from slm_lab.lib.files import read_json, write_json
 from slm_lab.spec.schema import Spec
 
 ROWS_OF_A_RUN = 100  # of the train table, where the spec does not say how often to log
 SECONDS_BETWEEN_PICTURES = 60.0
+FINISHED, STOPPED, FAILED = "finished", "stopped", "failed"  # how a session ended, in its metrics
+
+
+class Listener(Protocol):
+    """Who is told how a session gets on: the display, or in a process of its own the wire to it."""
+
+    def update(self, progress: Progress) -> None: ...
+
+    def note(self, text: str, warning: bool = False) -> None: ...
+
+    def detail(self, text: str) -> None: ...
 
 
 class Session:
@@ -34,29 +47,33 @@ class Session:
         self,
         spec: Spec,
         folder: SessionFolder,
+        listener: Listener,
         *,
-        report: Callable[[Progress], None],
         stop: Callable[[], bool] = lambda: False,
         live_seconds: float | None = None,
         render: bool = False,
+        watch: Callable[[Agent, VectorEnv], Agent] = lambda agent, env: agent,
     ):
-        """`stop` is asked after each step; `live_seconds`: time between reports beside those of the evaluations."""
+        """`stop` is asked after each step; `live_seconds`: time between reports beside those of the evaluations;
+        `watch` may put a watched agent in the place of the agent."""
         torch.set_num_threads(1)
         self.spec = spec
         self.folder = folder.make()
-        self.report = report
+        self.listener = listener
         self.stop = stop
         self.live_seconds = live_seconds
-        self.render = render
         seed = seeds.derive(spec.meta.seed, "session", folder.index)
         self.clock = Clock()
         self.env = VectorEnv(spec.env, seed, render_mode="human" if render else None)
-        self.agent = Agent(spec, self.env.observation_space, self.env.action_space, seed)
+        self.agent = watch(Agent(spec, self.env.observation_space, self.env.action_space, seed), self.env)
         episodes = spec.meta.rigorous_eval
         self.evaluator = Evaluator(spec.env, episodes, seed) if episodes else None
-        self.logbook = Logbook(folder, spec.env.num_envs, self.agent.algorithm.reports)
         self.checkpoints = Checkpoints(folder)
+        self.resumes = folder.latest.exists() or folder.previous.exists()
+        self.logbook = Logbook(folder, spec.env.num_envs, self.agent.algorithm.reports, fresh=not self.resumes)
         self.best: float | None = None
+        self.evaluation_due = False
+        self.unsaved = ""  # why the last try to write something failed
         self.log_frequency = spec.meta.log_frequency or max(1, spec.env.max_frame // ROWS_OF_A_RUN)
         self._reported_at = self._drawn_at = self.clock.wall_time
 
@@ -64,6 +81,7 @@ class Session:
         """Train until max_frame; the metrics. Raises Interrupted, with all saved, when asked to stop."""
         try:
             obs = self._begin()
+            self._obey_stop()
             while self.clock.frame < self.spec.env.max_frame:
                 action = self.agent.act(obs, self.clock.frame)
                 step = self.env.step(action)
@@ -73,25 +91,28 @@ class Session:
                 self.logbook.count(step)
                 obs = step.obs
                 self._keep_books()
-                if self.stop():
-                    self._save()
-                    self._finish(f"stopped at frame {self.clock.frame}")
-                    raise Interrupted
-            return self._finish(f"done at frame {self.clock.frame}")
-        except Exception as error:
-            self.logbook.note(f"failed at frame {self.clock.frame}: {type(error).__name__}: {error}")
+                self._obey_stop()
+            return self._finish(FINISHED)
+        except Exception:
+            if self.clock.frame:  # else nothing was trained, and what may be there is left as it is
+                self._finish(FAILED)
             raise
         finally:
             self._close()
 
     def _begin(self) -> Any:
         """(N, ...) the observations to act on: of a new run, or of the moment that the checkpoint holds."""
-        if not self.folder.latest.exists() and not self.folder.previous.exists():
+        if not self.resumes:
+            self.folder.best.unlink(missing_ok=True)  # of a start that came to no checkpoint
             self.logbook.note(f"begins with seed {self.spec.meta.seed}")
             return self.env.reset()
         tree, trouble = self.checkpoints.load()
         self.load_state_dict(tree)
-        self.logbook.note(f"goes on from frame {self.clock.frame}" + (f" ({trouble})" if trouble else ""))
+        if trouble:
+            self._warn(trouble)
+        self._log(f"goes on from frame {self.clock.frame}")
+        if self.evaluation_due:
+            self._take_stock()
         return self.env.current_obs()
 
     def _keep_books(self) -> None:
@@ -100,34 +121,71 @@ class Session:
         evaluates = ends or self.clock.passed(self.spec.meta.eval_frequency)
         if evaluates or self.clock.passed(self.log_frequency):
             algorithm = self.agent.algorithm
-            self.logbook.write_train(self.clock, algorithm.opt_step, algorithm.report(self.clock.frame))
+            with self._writing("a row of the train table"):
+                self.logbook.write_train(self.clock, algorithm.opt_step, algorithm.report(self.clock.frame))
         if evaluates:
-            with self.clock.paused():
-                self._evaluate()
-                self._save()
-                if self.clock.wall_time - self._drawn_at > SECONDS_BETWEEN_PICTURES:
-                    self._draw()
-            self._report()
+            self._take_stock()
         elif self.live_seconds is not None and self.clock.wall_time - self._reported_at >= self.live_seconds:
             self._report()
 
+    def _take_stock(self) -> None:
+        """Evaluate, save, draw, report."""
+        self.unsaved = ""
+        with self.clock.paused():
+            self._evaluate()
+            if self.evaluation_due:
+                return  # a stop was asked for
+            self._save()
+            if self.clock.wall_time - self._drawn_at > SECONDS_BETWEEN_PICTURES:
+                self._draw()
+        self._report()
+
     def _evaluate(self) -> None:
         """Measure the agent and keep it if it is the best so far."""
+        self.evaluation_due = True
+        score = self.logbook.tally.moving_average
         if self.evaluator is not None:
-            evaluation = self.evaluator.run(self.agent, self.clock.frame)
-            self.logbook.write_eval(self.clock, self.agent.algorithm.opt_step, evaluation)
+            evaluation = self.evaluator.run(self.agent, self.clock.frame, self.stop)
+            if evaluation is None:
+                return
+            with self._writing("a row of the eval table"):
+                self.logbook.write_eval(self.clock, self.agent.algorithm.opt_step, evaluation)
             score = self.logbook.last(self.logbook.eval, "return")
-        else:
-            score = self.logbook.tally.moving_average
-        if score is not None and (self.best is None or score >= self.best):
-            self.best = score
-            policy = self.agent.algorithm.policy_state()
+        self.evaluation_due = False
+        if score is None or math.isnan(score) or (self.best is not None and score < self.best):
+            return
+        policy = self.agent.algorithm.policy_state()
+        with self._writing("the best policy"):
             self.checkpoints.save_best({"frame": self.clock.frame, "score": score, "policy": policy})
+            self.best = score
+            self.listener.detail(f"session {self.folder.index}: frame {self.clock.frame}, best so far: {score:g}")
+
+    def _obey_stop(self) -> None:
+        if self.stop():
+            self.unsaved = ""
+            self._save()
+            self._finish(STOPPED)
+            raise Interrupted
+
+    def _save(self) -> None:
+        with self._writing("the checkpoint"):
+            self.checkpoints.save(self.state_dict())
+            size = self.folder.latest.stat().st_size / 1e6
+            self.listener.detail(f"session {self.folder.index}: frame {self.clock.frame}, saved {size:.2f} MB")
+
+    @contextmanager
+    def _writing(self, what: str) -> Iterator[None]:
+        """Where the disk refuses, the user is told and training goes on: the next checkpoint tries again."""
+        try:
+            yield
+        except (OSError, RunError) as error:
+            self.unsaved = f"{what} could not be written: {error}"
+            self._warn(f"frame {self.clock.frame}: {self.unsaved}")
 
     def _report(self, done: bool = False) -> None:
         self._reported_at = self.clock.wall_time
         book = self.logbook
-        self.report(
+        self.listener.update(
             Progress(
                 session=self.folder.index,
                 frame=self.clock.frame,
@@ -140,26 +198,37 @@ class Session:
             )
         )
 
-    def _save(self) -> None:
-        self.checkpoints.save(self.state_dict())
+    def _warn(self, text: str) -> None:
+        self.logbook.note(f"warning: {text}")
+        self.listener.note(f"session {self.folder.index}: {text}", warning=True)
+
+    def _log(self, text: str) -> None:
+        self.logbook.note(text)
+        self.listener.detail(f"session {self.folder.index}: {text}")
 
     def _draw(self) -> None:
         self._drawn_at = self.clock.wall_time
         tables = read_table(self.folder.train_table), read_table(self.folder.eval_table)
-        session_curve(self.folder.curve_file, *tables, f"{self.spec.name}, session {self.folder.index}")
+        with self._writing("the learning curve"):
+            session_curve(self.folder.curve_file, *tables, f"{self.spec.name}, session {self.folder.index}")
 
-    def _finish(self, text: str) -> dict[str, Any]:
-        """The session's metrics, written and drawn."""
+    def _finish(self, status: str) -> dict[str, Any]:
+        """The session's metrics, written and drawn. Raises RunError if it ends with something not on disk."""
+        unsaved, status = self.unsaved, FAILED if self.unsaved else status
         metrics = session_metrics(read_table(self.folder.train_table), read_table(self.folder.eval_table))
-        metrics = {"session": self.folder.index, **metrics}
-        write_json(self.folder.metrics_file, metrics)
+        metrics = {"session": self.folder.index, "status": status, **metrics}
+        with self._writing("the metrics"):
+            write_json(self.folder.metrics_file, metrics)
         self._draw()
-        self._report(done=self.clock.frame >= self.spec.env.max_frame)
-        self.logbook.note(text)
+        self._report(done=status == FINISHED)
+        self._log(f"{status} at frame {self.clock.frame}")
+        if unsaved or (self.unsaved and status != FAILED):
+            raise RunError(f"{self.folder.root}: at frame {self.clock.frame}, {unsaved or self.unsaved}")
         return metrics
 
     def _close(self) -> None:
-        self.logbook.close()
+        with self._writing("the rest of the tables"):
+            self.logbook.close()
         self.env.close()
         if self.evaluator is not None:
             self.evaluator.close()
@@ -171,11 +240,21 @@ class Session:
             "env": self.env.state_dict(),
             "logbook": self.logbook.state_dict(),
             "best": self.best,
+            "evaluation_due": self.evaluation_due,
         }
 
     def load_state_dict(self, tree: dict) -> None:
-        self.clock.load_state_dict(tree["clock"])
         self.agent.load_state_dict(tree["agent"])
         self.env.load_state_dict(tree["env"])
         self.logbook.load_state_dict(tree["logbook"])
         self.best = tree["best"]
+        self.evaluation_due = tree["evaluation_due"]
+        self.clock.load_state_dict(tree["clock"])
+
+
+def is_finished(folder: SessionFolder, max_frame: int) -> bool:
+    """Whether the session came to its end, and that end is not before `max_frame`."""
+    if not folder.metrics_file.exists():
+        return False
+    metrics = read_json(folder.metrics_file)
+    return metrics.get("status") == FINISHED and (metrics.get("frames") or 0) >= max_frame

@@ -44,12 +44,13 @@ class Table:
         if unknown:
             raise ValueError(f"{self.path.name} has no column {unknown[0]!r}; it has {', '.join(self.columns)}")
         numbers = {column: _number(row.get(column)) for column in self.columns}
+        self.rows.append(numbers)  # first: where the disk is full, the row waits in the file's buffer
         self._file.write((",".join(map(_cell, numbers.values())) + "\n").encode())
         self._file.flush()
-        self.rows.append(numbers)
 
     def state_dict(self) -> dict[str, int]:
         """How much has been written, durably: a checkpoint that counts on these rows finds them after a power cut."""
+        self._file.flush()
         os.fsync(self._file.fileno())
         return {"rows": len(self.rows), "bytes": self._file.seek(0, os.SEEK_END)}
 

@@ -6,110 +6,139 @@ import multiprocessing
 import os
 import queue
 import signal
+import time
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from slm_lab.agent.agent import Agent
 from slm_lab.analysis.metrics import trial_metrics
 from slm_lab.analysis.plots import trial_curve
 from slm_lab.analysis.tables import read_table
+from slm_lab.env import VectorEnv
 from slm_lab.errors import Interrupted, LabError, RunError
-from slm_lab.experiment.display import Display
+from slm_lab.experiment.display import Display, Progress
 from slm_lab.experiment.folder import SessionFolder, TrialFolder
-from slm_lab.experiment.interrupt import stop_on_signal
-from slm_lab.experiment.session import Session
+from slm_lab.experiment.interrupt import SIGNALS, StopRequest, signals_held_back, stop_on_signal
+from slm_lab.experiment.logbook import note
+from slm_lab.experiment.session import Session, is_finished
 from slm_lab.lib.files import read_json, write_json
 from slm_lab.spec.schema import Spec, read_spec
 
 LIVE_SECONDS = 0.2
-STOPPED = 130  # exit code of a session's process that was asked to stop
+SECONDS_BETWEEN_LOOKS = 0.05  # of a session's process at its parent
 
 
 @dataclass(frozen=True)
 class Failure:
-    """What a session's process says when its session cannot go on."""
+    """Why a session could not go on."""
 
-    session: int
-    reason: str
+    folder: SessionFolder
+    error: str
+    cause: Exception | None = None  # where it happened in this process
+
+    @classmethod
+    def of(cls, folder: SessionFolder, error: Exception) -> Failure:
+        """For an error that was just caught: its traceback goes into the session's log."""
+        note(folder, traceback.format_exc())
+        known = isinstance(error, LabError)
+        return cls(folder, str(error) if known else f"{type(error).__name__}: {error} (a fault of the lab)", error)
+
+    def __str__(self) -> str:
+        return f"session {self.folder.index}: {self.error}; the traceback is in {self.folder.log_file}"
 
 
 class Trial:
-    def __init__(self, spec: Spec, folder: TrialFolder, display: Display, *, render: bool = False):
+    def __init__(
+        self,
+        spec: Spec,
+        folder: TrialFolder,
+        display: Display,
+        *,
+        render: bool = False,
+        watch: Callable[[Agent, VectorEnv], Agent] | None = None,
+    ):
+        """`render`: the first session's env in a window; `watch`: as `Session` takes it, for a trial of one session."""
         self.spec = spec
         self.folder = folder
         self.display = display
         self.render = render
+        self.extras: dict[str, Any] = {} if watch is None else {"watch": watch}
         self.live_seconds = LIVE_SECONDS if display.console.is_terminal else None
+        self.sessions = [folder.session(index) for index in range(spec.meta.max_session)]
 
     def run(self) -> list[dict[str, Any]]:
-        """The metrics of all sessions. Raises Interrupted, with their states saved, when a signal asks to stop."""
-        sessions = [self.folder.session(index) for index in range(self.spec.meta.max_session)]
-        unfinished = [session for session in sessions if not self._is_finished(session)]
+        """The metrics of all sessions. Raises Interrupted, with their states saved, when a signal asks to stop, and
+        RunError where a session failed, once the others have come to their end."""
+        unfinished = self.unfinished()
         workers = min(len(unfinished), usable_cores())
-        try:
-            if workers > 1:
-                self._run_in_processes(unfinished, workers)
-            else:
-                self._run_here(unfinished)
-        finally:
-            metrics = self._summarise(sessions)
+        with stop_on_signal(self._say_stopping) as stop:
+            run = self._run_in_processes if workers > 1 else self._run_here
+            failures = run(unfinished, workers, stop)
+            metrics = self._summarise()
+            if stop():
+                raise Interrupted(stop.exit_code)
+        if failures:
+            raise RunError("\n".join(map(str, failures))) from failures[0].cause
         return metrics
 
-    def _is_finished(self, session: SessionFolder) -> bool:
-        if not session.metrics_file.exists():
-            return False
-        return (read_json(session.metrics_file).get("frames") or 0) >= self.spec.env.max_frame
+    def unfinished(self) -> list[SessionFolder]:
+        return [session for session in self.sessions if not is_finished(session, self.spec.env.max_frame)]
 
-    def _run_here(self, sessions: list[SessionFolder]) -> None:
-        with stop_on_signal(self._say_stopping) as stop:
-            for folder in sessions:
+    def _run_here(self, sessions: list[SessionFolder], workers: int, stop: StopRequest) -> list[Failure]:
+        """One after the other in this process."""
+        failures: list[Failure] = []
+        for folder in sessions:
+            if stop():
+                break
+            render = self.render and folder.index == 0
+            try:
                 Session(
                     self.spec,
                     folder,
-                    report=self.display.update,
+                    self.display,
                     stop=stop,
                     live_seconds=self.live_seconds,
-                    render=self.render,
+                    render=render,
+                    **self.extras,
                 ).run()
+            except Interrupted:
+                break
+            except Exception as error:  # one session's end is not the others'
+                failures.append(Failure.of(folder, error))
+                self._say_failed(failures[-1])
+        return failures
 
-    def _run_in_processes(self, sessions: list[SessionFolder], workers: int) -> None:
+    def _run_in_processes(self, sessions: list[SessionFolder], workers: int, stop: StopRequest) -> list[Failure]:
+        """At most so many at a time, each in its own process."""
         context = multiprocessing.get_context("spawn")
-        words, stop = context.Queue(), context.Event()
-        waiting, running, failures = list(sessions), [], []
+        tree = self.spec.to_tree()
+        waiting, running, failures = list(sessions), dict[int, Any](), list[Failure]()
+        with signals_held_back():  # the first of these starts a helper process of Python's
+            words, stop_event = context.Queue(), context.Event()
+        try:
+            while running or waiting:
+                if stop():
+                    stop_event.set()
+                    waiting.clear()
+                while waiting and len(running) < workers:
+                    folder = waiting.pop(0)
+                    render = self.render and folder.index == 0
+                    arguments = (tree, self.spec.name, folder, words, stop_event, self.live_seconds, render)
+                    running[folder.index] = context.Process(target=_run_session, args=arguments, daemon=True)
+                    with signals_held_back():
+                        running[folder.index].start()
+                ended = [index for index, process in running.items() if not process.is_alive()]
+                failures += self._listen(words)  # after the look: what an ended process said is there by now
+                for index in ended:
+                    failures += self._unheard(running.pop(index), self.folder.session(index), failures)
+        finally:
+            for process in running.values():
+                process.kill()
+        return failures
 
-        def ask_to_stop() -> None:
-            stop.set()
-            self._say_stopping()
-
-        with stop_on_signal(ask_to_stop):
-            try:
-                while running or (waiting and not stop.is_set()):
-                    while waiting and len(running) < workers and not stop.is_set():
-                        arguments = (
-                            self.spec.to_tree(),
-                            self.spec.name,
-                            waiting.pop(0),
-                            words,
-                            stop,
-                            self.live_seconds,
-                        )
-                        running.append(context.Process(target=_run_session, args=arguments, daemon=True))
-                        running[-1].start()
-                    failures += self._listen(words)
-                    running = [process for process in running if process.is_alive()]
-                failures += self._listen(words)
-            finally:
-                for process in running:
-                    process.kill()
-        if failures:
-            raise RunError("\n".join(f"session {failure.session}: {failure.reason}" for failure in failures))
-        if stop.is_set():
-            raise Interrupted
-        lost = [folder.root for folder in sessions if not self._is_finished(folder)]
-        if lost:
-            raise RunError(f"{', '.join(map(str, lost))}: the process died without a word; was memory short?")
-
-    def _listen(self, words: multiprocessing.Queue) -> list[Failure]:
+    def _listen(self, words: Any) -> list[Failure]:
         """Show what the sessions' processes have said; the failures among it."""
         failures = []
         try:
@@ -117,18 +146,35 @@ class Trial:
             while True:
                 if isinstance(word, Failure):
                     failures.append(word)
+                    self._say_failed(word)
                 else:
-                    self.display.update(word)
+                    method, arguments = word
+                    getattr(self.display, method)(*arguments)
                 word = words.get_nowait()
         except queue.Empty:
             return failures
 
+    def _unheard(self, process: Any, folder: SessionFolder, failures: list[Failure]) -> list[Failure]:
+        """The failure of a process that ended without being able to tell of it."""
+        if process.exitcode == 0 or any(failure.folder == folder for failure in failures):
+            return []
+        reason = f"its process ended with code {process.exitcode} and no word"
+        if process.exitcode == -signal.SIGKILL:
+            reason = "its process was killed; was memory short?"
+        failure = Failure(folder, reason)
+        self._say_failed(failure)
+        return [failure]
+
     def _say_stopping(self) -> None:
         self.display.note("stopping: the state is being saved (once more to stop at once)")
 
-    def _summarise(self, sessions: list[SessionFolder]) -> list[dict[str, Any]]:
+    def _say_failed(self, failure: Failure) -> None:
+        if len(self.sessions) > 1:
+            self.display.note(str(failure), warning=True)
+
+    def _summarise(self) -> list[dict[str, Any]]:
         """Write and draw the trial's level from what the sessions have left so far."""
-        known = [session for session in sessions if session.metrics_file.exists()]
+        known = [session for session in self.sessions if session.metrics_file.exists()]
         metrics = [read_json(session.metrics_file) for session in known]
         if known:
             write_json(self.folder.metrics_file, trial_metrics(metrics))
@@ -142,23 +188,49 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+class Wire:
+    """What a session in a process of its own tells goes through here to the parent's display."""
+
+    def __init__(self, words: Any):
+        self.words = words
+
+    def update(self, progress: Progress) -> None:
+        self.words.put(("update", (progress,)))
+
+    def note(self, text: str, warning: bool = False) -> None:
+        self.words.put(("note", (text, warning)))
+
+    def detail(self, text: str) -> None:
+        self.words.put(("detail", (text,)))
+
+
 def _run_session(
-    tree: dict[str, Any], name: str, folder: SessionFolder, words: Any, stop: Any, live_seconds: float | None
+    tree: dict[str, Any],
+    name: str,
+    folder: SessionFolder,
+    words: Any,
+    stop: Any,
+    live_seconds: float | None,
+    render: bool,
 ) -> None:
     """A session's process: obeys the parent's `stop`, not the terminal's Ctrl-C, which reaches it too."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
+    looked_at, asked = 0.0, False
 
-    def asked() -> bool:
-        return stop.is_set() or not parent.is_alive()
+    def asked_to_stop() -> bool:
+        nonlocal looked_at, asked
+        if not asked and time.monotonic() - looked_at > SECONDS_BETWEEN_LOOKS:
+            looked_at = time.monotonic()
+            asked = stop.is_set() or parent is None or not parent.is_alive()
+        return asked
 
     try:
         spec = read_spec(tree, name)
-        Session(spec, folder, report=words.put, stop=asked, live_seconds=live_seconds).run()
+        Session(spec, folder, Wire(words), stop=asked_to_stop, live_seconds=live_seconds, render=render).run()
     except Interrupted:
-        raise SystemExit(STOPPED) from None
-    except LabError as error:
-        words.put(Failure(folder.index, str(error)))
+        return
     except Exception as error:
-        words.put(Failure(folder.index, f"{error}\n{traceback.format_exc()}"))
+        failure = Failure.of(folder, error)
+        words.put(Failure(folder, failure.error))  # without its cause, which may not survive the way

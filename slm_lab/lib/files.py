@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from slm_lab.errors import RunError
 
 
 def sync_folder(folder: Path) -> None:
@@ -18,14 +21,19 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write under a temporary name, flush to disk, then take the place of the old file."""
+    """Write under a temporary name, flush to disk, then take the place of the old file; RunError where that fails."""
     temporary = path.with_name(f".{path.name}.tmp")
-    with open(temporary, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-    sync_folder(path.parent)
+    try:
+        with open(temporary, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        sync_folder(path.parent)
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)  # a full disk needs the room
+        raise RunError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
 def write_json(path: Path, tree: Any) -> None:
@@ -33,4 +41,9 @@ def write_json(path: Path, tree: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RunError(f"{path}: cannot be read: {error.strerror}") from error
+    except ValueError as error:  # neither UTF-8 nor JSON
+        raise RunError(f"{path}: damaged: {error}") from error
