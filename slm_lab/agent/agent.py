@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,8 @@ def check_agent(spec: Spec, observation_space: spaces.Space, action_space: space
         mistakes += registry.find("net", spec.agent.net.type).check(observation_space)
     if spec.meta.distributed:
         mistakes.append(Mistake("meta.distributed", "sessions that share one net are not available; use false"))
+    if spec.meta.compile is True and not has_compiler():
+        mistakes.append(Mistake("meta.compile", "true needs a C++ compiler on the PATH, and there is none; use false"))
     try:
         torch.zeros(1, device=device_name(spec.meta.device))
     except (RuntimeError, AssertionError) as problem:
@@ -109,5 +112,9 @@ def compile_pays(spec: Spec) -> bool:
     algorithm = spec.agent.algorithm
     if spec.meta.compile != "auto" or not hasattr(algorithm, "opt_steps"):
         return spec.meta.compile is True
-    has_compiler = any(shutil.which(name) for name in ("g++", "clang++", "c++"))
-    return has_compiler and algorithm.opt_steps(spec.env.max_frame, spec.env.num_envs) >= STEPS_THAT_PAY
+    return has_compiler() and algorithm.opt_steps(spec.env.max_frame, spec.env.num_envs) >= STEPS_THAT_PAY
+
+
+def has_compiler() -> bool:
+    """Whether there is the C++ compiler that torch.compile calls."""
+    return shutil.which("clang++" if sys.platform == "darwin" else "g++") is not None

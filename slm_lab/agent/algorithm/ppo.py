@@ -22,7 +22,10 @@ class PPOSettings(ActorCriticSettings):
     )
     clip_vloss: bool = Field(False, description="also keep values within clip_eps of the old ones")
     time_horizon: int = Field(
-        128, ge=1, description="vector steps between learn rounds; takes training_frequency's place"
+        128,
+        ge=1,
+        description="a learn round every so many vector steps (OnPolicyBatchReplay) or complete episodes "
+        "(OnPolicyReplay); takes training_frequency's place",
     )
     minibatch_size: int = Field(64, ge=1, description="rows of each update")
     training_epoch: int = Field(4, ge=1, description="passes over the rows of a learn round")

@@ -59,7 +59,7 @@ def make_draw(space: spaces.Space) -> Callable[[np.random.Generator, int], np.nd
     if isinstance(space, spaces.MultiBinary):
         return lambda rng, count: rng.integers(2, size=(count, *shape), dtype=space.dtype)
     if space.dtype.kind != "f":
-        return lambda rng, count: rng.integers(space.low, space.high, size=(count, *shape), endpoint=True)
+        return lambda rng, count: rng.integers(space.low, space.high, (count, *shape), space.dtype, endpoint=True)
     has_low, has_high = np.isfinite(space.low), np.isfinite(space.high)
     low, high = np.where(has_low, space.low, 0.0), np.where(has_high, space.high, 0.0)
 
