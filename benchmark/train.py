@@ -2,7 +2,7 @@
 
     python benchmark/train.py [--frames 6000] [--rounds 5] [--compile]
 
-The libraries take turns in one process; each turn trains afresh. The first frames of a turn, before learning starts, are
+The libraries take turns in one process; each turn trains afresh. Its first frames, before learning starts, are
 left out. Printed are the medians over the turns and the ratio; absolute figures depend on the machine and its load.
 """
 
