@@ -34,7 +34,6 @@ class Logbook:
         self.eval = Table(folder.eval_table, EVAL_COLUMNS)
         self.tally = Tally(num_envs)
         self._row_frame, self._row_time = 0, 0.0  # frame and training time of the last train row
-        self.fps = 0.0
 
     def count(self, step: Step) -> None:
         self.tally.add(step.reward, step.terminated | step.truncated)
@@ -43,13 +42,12 @@ class Logbook:
         """A row about all that happened since the last one."""
         frames, seconds = clock.frame - self._row_frame, clock.training_time - self._row_time
         self._row_frame, self._row_time = clock.frame, clock.training_time
-        self.fps = frames / seconds if seconds > 0 else 0.0
         episodes = self.tally.since()
         self.train.append(
             {
                 "frame": clock.frame,
                 "wall_time": clock.wall_time,
-                "fps": self.fps,
+                "fps": frames / seconds if seconds > 0 else 0.0,
                 "episodes": self.tally.episodes,
                 "opt_step": opt_step,
                 "return": sum(episode[0] for episode in episodes) / len(episodes) if episodes else None,
@@ -67,7 +65,20 @@ class Logbook:
         self.eval.append({**times, **row, "return_ma": sum(returns) / len(returns) if returns else None})
 
     def last(self, table: Table, column: str) -> float | None:
-        return table.rows[-1][column] if table.rows else None
+        """The newest number in that column; there may be rows without one."""
+        return next((row[column] for row in reversed(table.rows) if row[column] is not None), None)
+
+    @property
+    def fps(self) -> float:
+        """Over the last tenth of the rows: single ones jump where learning comes in bursts."""
+        count = min(max(10, len(self.train.rows) // 10), 100)
+        rows = self.train.rows[-count - 1 :]
+        frames = [row["frame"] for row in rows]
+        if len(rows) == len(self.train.rows):
+            frames.insert(0, 0)
+        spans = [(later - earlier, row["fps"]) for earlier, later, row in zip(frames, frames[1:], rows[-count:])]
+        seconds = sum(span / fps for span, fps in spans if fps)
+        return sum(span for span, fps in spans if fps) / seconds if seconds else 0.0
 
     def note(self, text: str) -> None:
         note(self.folder, text)

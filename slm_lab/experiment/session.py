@@ -92,11 +92,12 @@ class Session:
                 obs = step.obs
                 self._keep_books()
                 self._obey_stop()
-            return self._finish(FINISHED)
         except Exception:
             if self.clock.frame:  # else nothing was trained, and what may be there is left as it is
                 self._finish(FAILED)
             raise
+        else:
+            return self._finish(FINISHED)
         finally:
             self._close()
 
@@ -150,7 +151,7 @@ class Session:
                 return
             with self._writing("a row of the eval table"):
                 self.logbook.write_eval(self.clock, self.agent.algorithm.opt_step, evaluation)
-            score = self.logbook.last(self.logbook.eval, "return")
+            score = float(evaluation.returns.mean())
         self.evaluation_due = False
         if score is None or math.isnan(score) or (self.best is not None and score < self.best):
             return
@@ -161,7 +162,7 @@ class Session:
             self.listener.detail(f"session {self.folder.index}: frame {self.clock.frame}, best so far: {score:g}")
 
     def _obey_stop(self) -> None:
-        if self.stop():
+        if self.evaluation_due or self.stop():
             self.unsaved = ""
             self._save()
             self._finish(STOPPED)
@@ -213,16 +214,19 @@ class Session:
             session_curve(self.folder.curve_file, *tables, f"{self.spec.name}, session {self.folder.index}")
 
     def _finish(self, status: str) -> dict[str, Any]:
-        """The session's metrics, written and drawn. Raises RunError if it ends with something not on disk."""
-        unsaved, status = self.unsaved, FAILED if self.unsaved else status
-        metrics = session_metrics(read_table(self.folder.train_table), read_table(self.folder.eval_table))
-        metrics = {"session": self.folder.index, "status": status, **metrics}
+        """The session's metrics, written and drawn. Raises RunError if what it has come to is not all on disk."""
+        unsaved = self.unsaved
+        metrics = {
+            "session": self.folder.index,
+            "status": FAILED if unsaved else status,
+            **session_metrics(read_table(self.folder.train_table), read_table(self.folder.eval_table)),
+        }
         with self._writing("the metrics"):
             write_json(self.folder.metrics_file, metrics)
         self._draw()
         self._report(done=status == FINISHED)
-        self._log(f"{status} at frame {self.clock.frame}")
-        if unsaved or (self.unsaved and status != FAILED):
+        self._log(f"{metrics['status']} at frame {self.clock.frame}")
+        if self.unsaved and status != FAILED:
             raise RunError(f"{self.folder.root}: at frame {self.clock.frame}, {unsaved or self.unsaved}")
         return metrics
 
