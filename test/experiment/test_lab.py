@@ -1,0 +1,134 @@
+import hashlib
+import sys
+
+import pytest
+
+from slm_lab.errors import RunError, SpecError
+from slm_lab.experiment import lab
+from slm_lab.experiment.folder import RunFolder
+
+
+def contents(folder):
+    """Each file's bytes and time of change."""
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {path: (hashlib.sha256(path.read_bytes()).hexdigest(), path.stat().st_mtime_ns) for path in files}
+
+
+@pytest.fixture
+def small(make_spec, tmp_path, capsys):
+    """A finished run of 100 frames."""
+    folder = lab.train(make_spec(env={"max_frame": 100}), data_dir=tmp_path / "data", file="a.json", verbosity=-1)
+    capsys.readouterr()
+    return folder
+
+
+def test_a_run_leaves_the_documented_files_and_no_other(small):
+    assert sorted(path.relative_to(small).as_posix() for path in small.rglob("*") if path.is_file()) == [
+        "spec.json",
+        "t0/learning_curve.png",
+        "t0/metrics.json",
+        "t0/s0/checkpoint/best.safetensors",
+        "t0/s0/checkpoint/latest.safetensors",
+        "t0/s0/eval.csv",
+        "t0/s0/learning_curve.png",
+        "t0/s0/log",
+        "t0/s0/metrics.json",
+        "t0/s0/train.csv",
+    ]
+
+
+def test_quiet_prints_the_folder_alone_and_verbose_each_checkpoint(make_spec, tmp_path, capsys):
+    spec = make_spec("Random", env={"max_frame": 200})
+    folder = lab.train(spec, data_dir=tmp_path, file="a.json", verbosity=-1)
+    assert capsys.readouterr().out == f"{folder}\n"
+    lab.train(spec, data_dir=tmp_path, file="a.json")
+    plain = capsys.readouterr().out
+    lab.train(spec, data_dir=tmp_path, file="a.json", verbosity=1)
+    verbose = capsys.readouterr().out
+    assert "\x1b" not in plain
+    assert "saved" not in plain
+    assert [line.split(", saved")[0] for line in verbose.splitlines() if "saved" in line] == [
+        "session 0: frame 100",
+        "session 0: frame 200",
+    ]
+
+
+def test_a_seed_that_is_drawn_is_printed_and_saved(make_spec, tmp_path, capsys):
+    folder = lab.train(make_spec("Random", env={"max_frame": 1}, seed=None), data_dir=tmp_path, file="a.json")
+    seed = lab.saved_spec(RunFolder(folder)).meta.seed
+    assert capsys.readouterr().out.startswith(f"small: seed {seed} (drawn), results go to {folder}\n")
+
+
+def test_resuming_a_finished_run_says_so_and_changes_nothing(small, capsys):
+    before = contents(small)
+    lab.resume(None, small)
+    assert contents(small) == before
+    assert f"{small} is finished, at 100 frames" in capsys.readouterr().out
+
+
+def test_a_run_goes_on_to_a_later_end_which_its_spec_then_says(small, capsys):
+    lab.resume(None, small, overrides=["env.max_frame=200"])
+    assert lab.saved_spec(RunFolder(small)).env.max_frame == 200
+    assert "200/200 frames" in capsys.readouterr().out
+    lab.resume(None, small)
+    assert "is finished, at 200 frames" in capsys.readouterr().out
+
+
+def test_what_would_make_another_run_of_it_is_refused(small):
+    before = contents(small)
+    with pytest.raises(SpecError) as problem:
+        lab.resume(None, small, overrides=["meta.seed=2", "agent.net.hid_layers=[4]", "env.max_frame=200"])
+    assert [mistake.path for mistake in problem.value.mistakes] == ["agent.net.hid_layers", "meta.seed"]
+    assert contents(small) == before
+
+
+@pytest.mark.parametrize("part", ["", "/t0", "/t0/s0"])
+def test_enjoy_plays_and_changes_nothing(small, capsys, part):
+    before = contents(small)
+    lab.enjoy(f"{small}{part}", episodes=2)
+    assert contents(small) == before
+    first, *episodes, mean = capsys.readouterr().out.splitlines()
+    assert first == f"small from {small}/t0/s0, 2 greedy episodes"
+    assert len(episodes) == 2
+    assert episodes[0].startswith("  episode 1: return ")
+    assert mean.startswith("mean return ")
+
+
+def test_enjoy_quietly_prints_the_mean_alone(small, capsys):
+    lab.enjoy(small, episodes=2, verbosity=-1)
+    assert capsys.readouterr().out.startswith("mean return ")
+
+
+def test_dev_runs_its_checks(make_spec, tmp_path, capsys):
+    lab.train(make_spec(max_session=2), data_dir=tmp_path, file="a.json", mode="dev")
+    out = capsys.readouterr().out
+    for check in ("actions", "observations", "memory", "learning", "loss", "gradients", "parameters"):
+        assert f"\ncheck {check}: ok" in out
+    assert "s1" not in out
+
+
+def test_dev_tells_what_is_wrong_in_the_end(make_spec, tmp_path, capsys):
+    spec = make_spec(env={"max_frame": 40})
+    algorithm = spec.agent.algorithm.model_copy(update={"training_frequency": 1000})
+    spec = spec.model_copy(update={"agent": spec.agent.model_copy(update={"algorithm": algorithm})})
+    with pytest.raises(RunError, match="dev mode found something wrong: learning"):
+        lab.train(spec, data_dir=tmp_path, file="a.json", mode="dev")
+    assert "check learning: no learn step in 40 frames" in capsys.readouterr().out
+
+
+def test_a_data_folder_that_cannot_be_made_is_told(make_spec, tmp_path):
+    (tmp_path / "data").write_text("a file")
+    with pytest.raises(RunError, match="data: cannot write there"):
+        lab.train(make_spec("Random"), data_dir=tmp_path / "data", file="a.json")
+
+
+@pytest.mark.parametrize(
+    ("door", "command"),
+    [
+        ("run_lab.py", "python run_lab.py 'my specs.json' small train@data/x"),
+        ("/usr/bin/slm-lab", "slm-lab 'my specs.json' small train@data/x"),
+    ],
+)
+def test_the_next_command_goes_through_the_same_door(make_spec, monkeypatch, door, command):
+    monkeypatch.setattr(sys, "argv", [door])
+    assert lab._command("my specs.json", make_spec(), "train", RunFolder("data/x")) == command
