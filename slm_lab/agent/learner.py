@@ -16,13 +16,14 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value
 
-from slm_lab.agent.net.optim import Lookahead, LRSchedule, OptimSpec, make_optimizer
+from slm_lab.agent.net.optim import Lookahead, LRSchedule, OptimSpec, bare_step, make_optimizer
 from slm_lab.agent.net.settings import NetSettings
 from slm_lab.types import Batch
 
 ERRORS = "errors"  # the one entry of a loss's info that has a row for each of the batch: (B,) TD errors for the memory
 WHOLE = ""  # in place of a child's name: the whole net
 Loss = Callable[[Callable, Callable, Batch, dict[str, Tensor]], tuple[Tensor, dict[str, Tensor]]]
+Gradients = tuple[Tensor, list[Tensor], dict[str, Tensor]]  # they lie in the groups; loss, a norm of each group, info
 
 
 def flatten(module: nn.Module, *, trained: bool) -> nn.Parameter:
@@ -44,9 +45,12 @@ class Group:
     """Parameters that share an optimizer, its learning rate and its gradient clipping."""
 
     flat: nn.Parameter
-    optimizer: Any
+    optimizer: torch.optim.Optimizer | Lookahead
     schedule: LRSchedule
     target: nn.Parameter | None  # the same parameters of the target net
+
+    def __post_init__(self):
+        self.step = bare_step(self.optimizer)
 
 
 class Learner:
@@ -80,7 +84,9 @@ class Learner:
         self._names: list[str] = []
         self._means: Tensor | None = None
         self._count = 0
-        self._compiled = CompiledGradients(self.net, self.target, loss, self.groups) if compiled else None
+        self._compiled = (
+            CompiledGradients(self.net, self.target, loss, self.groups, settings.clip_grad_val) if compiled else None
+        )
 
     def _make_group(self, name: str, spec: OptimSpec) -> Group:
         flat = flatten(self.net.get_submodule(name), trained=True)
@@ -98,12 +104,11 @@ class Learner:
         numbers = {name: torch.tensor(value, device=self.device) for name, value in scalars.items()}
         self._set_learning_rates(frame)
         if self._compiled is not None and self._compiled.fits(batch):
-            loss, info = self._compiled(batch, numbers)
+            loss, norms, info = self._compiled(batch, numbers)
         else:
-            loss, info = self._eager_gradients(batch, numbers)
-        norms = [self._clip(group.flat.grad) for group in self.groups]
+            loss, norms, info = self._eager_gradients(batch, numbers)
         for group in self.groups:
-            group.optimizer.step()
+            group.step()
         self.opt_step += 1
         errors = info.pop(ERRORS, None)
         self._record({"loss": loss, "grad_norm": norms[0] if len(norms) == 1 else torch.stack(norms).norm(), **info})
@@ -134,19 +139,13 @@ class Learner:
                 for parameters in group.optimizer.param_groups:
                     parameters["lr"] = group.schedule.at(frame)
 
-    def _eager_gradients(self, batch: Batch, scalars: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    def _eager_gradients(self, batch: Batch, scalars: dict[str, Tensor]) -> Gradients:
         for group in self.groups:
             group.flat.grad.zero_()
         loss, info = self.loss(self.net, self.target, batch, scalars)
         loss.backward()
-        return loss.detach(), {name: value.detach() for name, value in info.items()}
-
-    def _clip(self, grad: Tensor) -> Tensor:
-        """The gradient's norm before it is scaled down to at most clip_grad_val."""
-        norm = torch.linalg.vector_norm(grad)
-        if self.settings.clip_grad_val is not None:
-            grad.div_((norm / self.settings.clip_grad_val).clamp_(min=1.0))
-        return norm
+        norms = [clip(group.flat.grad, self.settings.clip_grad_val) for group in self.groups]
+        return loss.detach(), norms, {name: value.detach() for name, value in info.items()}
 
     def _record(self, values: dict[str, Tensor]) -> None:
         self._count += 1
@@ -200,11 +199,19 @@ class Learner:
             group.flat.copy_(values)
 
 
-class CompiledGradients:
-    """The loss and its gradients as one compiled function, for batches of the size of the first one."""
+def clip(grad: Tensor, largest: float | None) -> Tensor:
+    """Scale the gradient down to a norm of at most `largest`; its norm before that."""
+    norm = torch.linalg.vector_norm(grad)
+    if largest is not None:
+        grad.div_((norm / largest).clamp(min=1.0))
+    return norm
 
-    def __init__(self, net: nn.Module, target: nn.Module, loss: Loss, groups: list[Group]):
-        self.net, self.target, self.loss, self.groups = net, target, loss, groups
+
+class CompiledGradients:
+    """The loss and its clipped gradients as one compiled function, for batches of the size of the first one."""
+
+    def __init__(self, net: nn.Module, target: nn.Module, loss: Loss, groups: list[Group], clip_grad_val: float | None):
+        self.net, self.target, self.loss, self.groups, self.clip_grad_val = net, target, loss, groups, clip_grad_val
         self.rows: int | None = None
         self._places = self._find_places()
         self._function = torch.compile(self._gradients, fullgraph=True, dynamic=False)
@@ -216,17 +223,17 @@ class CompiledGradients:
         return rows == self.rows
 
     @torch.no_grad()
-    def __call__(self, batch: Batch, scalars: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    def __call__(self, batch: Batch, scalars: dict[str, Tensor]) -> Gradients:
         flats = [group.flat.data for group in self.groups]
         targets = [group.target.data for group in self.groups if group.target is not None]
         columns = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
-        grads, loss, info = self._function(flats, targets, columns, scalars)
+        grads, (loss, norms, info) = self._function(flats, targets, columns, scalars)
         for group, grad in zip(self.groups, grads, strict=True):
             group.flat.grad.copy_(grad)
-        return loss, info
+        return loss, norms, info
 
     def _gradients(self, flats: list[Tensor], targets: list[Tensor], columns: dict, scalars: dict[str, Tensor]):
-        """Pure: the gradient for each flat tensor, the loss and its info."""
+        """Pure: the gradient for each flat tensor, and what goes with them."""
         batch = Batch(**columns)
 
         def loss_of(flats: list[Tensor]):
@@ -240,7 +247,7 @@ class CompiledGradients:
             )
 
         grads, (loss, info) = grad_and_value(loss_of, has_aux=True)(flats)
-        return grads, loss, info
+        return grads, (loss, [clip(grad, self.clip_grad_val) for grad in grads], info)
 
     def _views(self, flats: list[Tensor]) -> dict[str, Tensor]:
         return {

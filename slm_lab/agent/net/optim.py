@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -166,6 +168,7 @@ class Lookahead:
         if k < 1 or not 0 < alpha <= 1:
             raise ValueError(f"k must be at least 1 and alpha in (0, 1], not {k} and {alpha}")
         self.inner, self.k, self.alpha = inner, k, alpha
+        self._inner_step = bare_step(inner)
         self.fast = inner.param_groups[0]["params"][0]
         self.slow = self.fast.detach().clone()
         self.count = 0
@@ -176,7 +179,7 @@ class Lookahead:
 
     @torch.no_grad()
     def step(self) -> None:
-        self.inner.step()
+        self._inner_step()
         self.count += 1
         if self.count % self.k == 0:
             self.slow.lerp_(self.fast, self.alpha)
@@ -204,6 +207,13 @@ def make_optimizer(
         optimizer_class = _light(optimizer_class)
     optimizer = optimizer_class([parameter], lr=spec.lr, **keywords)
     return Lookahead(optimizer, **own) if spec.name == "Lookahead" else optimizer
+
+
+def bare_step(optimizer: torch.optim.Optimizer | Lookahead) -> Callable[[], Any]:
+    """The optimizer's `step` without the hooks and the profiler's record that torch puts around it, which nobody asks
+    for here: 45 of the 500 µs of a small DQN's learn step."""
+    step = type(optimizer).step
+    return functools.partial(step.__wrapped__ if getattr(step, "hooked", False) else step, optimizer)
 
 
 def _light(optimizer_class: type) -> type:
