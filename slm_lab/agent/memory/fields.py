@@ -6,7 +6,7 @@ Nested spaces (Dict, Tuple) become leaves with dotted keys: Dict(goal=Dict(pos=B
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,20 +16,32 @@ from slm_lab.errors import InvalidMemorySpec, InvalidRow
 
 REWARD = "reward"  # float32, whatever the env computes in: a loss is float32
 LINK = "link"  # int32: flags of the row in the low bits, place of its own next_obs above them; see ring.py
+# Extras that mean something to the memory itself: where a row comes from, and the env's own discount of its step.
+SOURCE, DISCOUNT = "source", "discount"
+OWN_DTYPES = {SOURCE: np.dtype(np.int32), DISCOUNT: np.dtype(np.float32)}
 
 
 @dataclass(frozen=True)
 class Field:
-    """One array of a row: `group` is obs, action or extras; `key` its dotted place inside a nested space, else None."""
+    """One array of a row: `group` is obs, action or extras; `key` its dotted place inside a nested space, else None.
+
+    Of an observation that is a stack of frames, a row holds the newest frame alone: `shape` is that of one frame.
+    """
 
     group: str
     key: str | None
     dtype: np.dtype
     shape: tuple[int, ...]  # of one env, without the leading axis
+    stack: int = 1  # frames that the env stacks along the first axis
 
     @property
     def name(self) -> str:
         return self.group if self.key is None else f"{self.group}.{self.key}"
+
+    @property
+    def given_shape(self) -> tuple[int, ...]:
+        """As the env gives it, and as a batch has it again."""
+        return self.shape if self.stack == 1 else (self.stack, *self.shape)
 
     @property
     def nbytes(self) -> int:
@@ -51,12 +63,26 @@ def fields_of(space: spaces.Space, group: str, key: str | None = None) -> list[F
     )
 
 
+def in_stacks(fields: Iterable[Field], stack: int) -> list[Field]:
+    """The fields of an observation whose leaves are stacks of so many frames along their first axis."""
+    for field in fields:
+        if field.shape[:1] != (stack,):
+            raise InvalidMemorySpec(
+                f"frame_stack: {stack}, but {field.name} has shape {field.shape}; its first axis must be the {stack} "
+                "frames that the env stacks"
+            )
+    return [replace(field, shape=field.shape[1:], stack=stack) for field in fields]
+
+
 def fields_of_extras(extras: Mapping[str, np.ndarray]) -> list[Field]:
     """Fields for what a caller adds to its rows, by the arrays of its first add; their leading axis is the env axis."""
     for name, array in extras.items():
         if array.dtype.kind not in "biuf":
             raise InvalidRow(f"{name}: {array.dtype} values were given; a row holds numbers and booleans")
-    return [Field("extras", name, array.dtype, tuple(array.shape[1:])) for name, array in sorted(extras.items())]
+    return [
+        Field("extras", name, OWN_DTYPES.get(name, array.dtype), tuple(array.shape[1:]))
+        for name, array in sorted(extras.items())
+    ]
 
 
 def pick(values: Any, key: str | None) -> Any:
@@ -90,6 +116,7 @@ class Layout:
         rest = [(field.name, field.dtype, field.shape) for field in (*self.action, *self.extras)]
         rest += [(REWARD, np.dtype(np.float32), ()), (LINK, np.dtype(np.int32), ())]
         self.row = np.dtype(first + _widest_first(rest), align=True)
+        self.stack = max(field.stack for field in self.obs)
         names = [name for name, _, _ in first]
         self.obs_nbytes = max(self.offset(field.name) + field.nbytes for field in self.obs)
         self.obs_row = np.dtype(
@@ -111,17 +138,28 @@ class Layout:
     def offset(self, name: str) -> int:
         return self.row.fields[name][1]
 
+    def word(self, name: str) -> int:
+        """Where a field of 4 bytes begins, counted in words; -1 where rows have no such field."""
+        return self.offset(name) // 4 if name in (self.row.names or ()) else -1
+
     def describe(self) -> list[dict]:
         """The fields as JSON values; equal descriptions mean equal bytes."""
         return [
-            {"group": field.group, "key": field.key, "dtype": field.dtype.str, "shape": list(field.shape)}
+            {
+                "group": field.group,
+                "key": field.key,
+                "dtype": field.dtype.str,
+                "shape": list(field.shape),
+                "stack": field.stack,
+            }
             for field in self.fields
         ]
 
     @classmethod
     def from_description(cls, description: list[dict]) -> Layout:
         fields = [
-            Field(item["group"], item["key"], np.dtype(item["dtype"]), tuple(item["shape"])) for item in description
+            Field(item["group"], item["key"], np.dtype(item["dtype"]), tuple(item["shape"]), item["stack"])
+            for item in description
         ]
         return cls(*([field for field in fields if field.group == group] for group in ("obs", "action", "extras")))
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from slm_lab.agent.memory.fields import REWARD, Layout, pick
+from slm_lab.agent.memory.fields import DISCOUNT, REWARD, Field, Layout, pick
 from slm_lab.errors import InvalidRow
 from slm_lab.lib.jit import njit
 
@@ -21,15 +21,14 @@ class Stage:
         rows = np.zeros(count, layout.row)
         next_rows = np.zeros(count, layout.obs_row)
         self.rows = rows.view(np.uint8).reshape(count, -1)  # (count, row bytes)
+        self.words = self.rows.view(np.int32)
         self.next_obs = next_rows.view(np.uint8).reshape(count, -1)  # (count, observation bytes)
         self.terminated = np.zeros(count, np.bool_)
         self.truncated = np.zeros(count, np.bool_)
         self._reward = rows[REWARD]
-        self._obs = [_Place(rows[field.name], field.name, field.key) for field in layout.obs]
-        self._next = [
-            _Place(next_rows[field.name], field.name.replace("obs", "next_obs", 1), field.key) for field in layout.obs
-        ]
-        self._action = [_Place(rows[field.name], field.name, field.key) for field in layout.action]
+        self._obs = [_place_of(field, rows, field.name) for field in layout.obs]
+        self._next = [_place_of(field, next_rows, field.name.replace("obs", "next_obs", 1)) for field in layout.obs]
+        self._action = [_place_of(field, rows, field.name) for field in layout.action]
         self._extras = [_Place(rows[field.name], field.key, field.key) for field in layout.extras]
         self._plain = (
             _Place(self._reward, REWARD),
@@ -70,6 +69,13 @@ class Stage:
             )
         for place in self._extras:
             place.put(as_array(extras[place.key]))
+            if place.key == DISCOUNT and not ((place.array >= 0) & (place.array <= 1)).all():
+                raise InvalidRow(f"discount: {extras[DISCOUNT]} was given; the discount of a step lies in [0, 1]")
+
+
+def _place_of(field: Field, rows: np.ndarray, name: str) -> _Place:
+    kind = _Place if field.stack == 1 else _NewestFrame
+    return kind(rows[field.name], name, field.key, (len(rows), *field.given_shape))
 
 
 class _Place:
@@ -77,9 +83,10 @@ class _Place:
 
     __slots__ = ("array", "dtype", "harmless", "key", "name", "shape")
 
-    def __init__(self, array: np.ndarray, name: str, key: str | None = None):
-        self.array, self.dtype, self.shape = array, array.dtype, array.shape
+    def __init__(self, array: np.ndarray, name: str, key: str | None = None, shape: tuple[int, ...] | None = None):
+        self.array, self.dtype = array, array.dtype
         self.name, self.key = name, key
+        self.shape = array.shape if shape is None else shape  # that a value must have
         self.harmless = {array.dtype}  # dtypes whose every value survives, as met so far
 
     def put(self, value: Any) -> None:
@@ -93,7 +100,10 @@ class _Place:
             )
         if value.dtype not in self.harmless:
             self._check(value)
-        self.array[...] = value
+        self.array[...] = self.kept_of(value)
+
+    def kept_of(self, value: np.ndarray) -> np.ndarray:
+        return value
 
     def _check(self, value: np.ndarray) -> None:
         """Floats may lose digits, nothing else may change."""
@@ -104,6 +114,15 @@ class _Place:
         with np.errstate(invalid="ignore"):
             if given.kind not in "biu" or not (value.astype(kept) == value).all():
                 raise InvalidRow(f"{self.name}: {given} values were given that {kept} cannot hold")
+
+
+class _NewestFrame(_Place):
+    """Takes stacks of frames and keeps the newest of each, the last."""
+
+    __slots__ = ()
+
+    def kept_of(self, value: np.ndarray) -> np.ndarray:
+        return value[:, -1]
 
 
 def as_array(value: Any) -> np.ndarray:
