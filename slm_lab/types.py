@@ -26,7 +26,7 @@ class Step(NamedTuple):
 
 @dataclass(slots=True)
 class Batch:
-    """What a memory hands to an algorithm: torch tensors with a leading B axis (dicts of them for Dict or Tuple spaces).
+    """What a memory hands to an algorithm: torch tensors with a leading B axis (dicts of them where a space has parts).
 
     The learning target is ``reward + discount * V(next_obs)`` for every memory, 1-step or n-step.
     """

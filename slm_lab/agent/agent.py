@@ -18,7 +18,7 @@ from slm_lab.spec import registry
 from slm_lab.spec.schema import Spec
 from slm_lab.types import Step
 
-STEPS_THAT_PAY = 100_000  # compiling takes some 20 s and saves about 0.25 ms a learn step
+STEPS_THAT_PAY = 100_000  # compiling takes some 20 s and saves about 0.2 ms a learn step
 
 
 class Agent:
