@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from slm_lab.agent.agent import has_compiler
-from slm_lab.agent.learner import Learner
+from slm_lab.agent.learner import Learner, map_tensors
 from slm_lab.agent.net.mlp import MLPNetSettings
 from slm_lab.agent.net.optim import OptimSpec
 from slm_lab.experiment import checkpoint
@@ -151,6 +151,15 @@ def test_errors_come_back_a_row_each_and_are_not_reported():
     assert learner.step(BATCH, 1).tolist() == [2, 6]
     assert set(learner.report()) == {"loss", "grad_norm"}
     assert make().step(BATCH, 1) is None
+
+
+def test_a_batch_is_moved_with_all_that_it_carries():
+    one = torch.tensor([1.0])
+    batch = Batch({"eye": one}, one, one, {"eye": one}, one, weight=one, extras={"return": one})
+    doubled = map_tensors(batch, lambda tensor: 2 * tensor)
+    two = torch.tensor([2.0])
+    assert doubled == Batch({"eye": two}, two, two, {"eye": two}, two, weight=two, extras={"return": two})
+    assert doubled.mask is None
 
 
 # target updates; the weight goes 2, 1, 0, -1 ...

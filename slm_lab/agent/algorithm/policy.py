@@ -124,6 +124,9 @@ class Policy:
 
 def check_policy(algorithm: str, pdtype: str, action_space: spaces.Space) -> list[Mistake]:
     """Why a policy of this kind cannot act in such an env; empty where it can."""
+    if isinstance(action_space, spaces.Box) and action_space.dtype.kind != "f":
+        problem = f"{algorithm} draws real numbers; the env's Box actions are {action_space.dtype}"
+        return [Mistake("agent.algorithm.name", problem)]
     if distribution_name(pdtype, action_space) is not None:
         return []
     kind = type(action_space).__name__

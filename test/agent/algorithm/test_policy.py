@@ -132,6 +132,12 @@ def test_the_default_distribution_is_that_of_the_space():
         ("Normal", spaces.Discrete(2), "action_pdtype", "'Normal' cannot draw Discrete actions; use 'Categorical'"),
         ("Categorical", spaces.Box(-1, 1), "action_pdtype", "'Categorical' cannot draw Box actions; use 'Normal'"),
         ("default", spaces.MultiBinary(2), "name", "PPO needs Discrete or Box actions; the env's are MultiBinary"),
+        (
+            "default",
+            spaces.Box(0, 9, (2,), np.uint8),
+            "name",
+            "PPO draws real numbers; the env's Box actions are uint8",
+        ),
         ("Normal", spaces.MultiBinary(2), "name", "PPO needs Discrete or Box actions; the env's are MultiBinary"),
     ],
 )

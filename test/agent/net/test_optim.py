@@ -1,5 +1,7 @@
 import copy
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from slm_lab.agent.net.optim import (
     LRSchedule,
     LRSchedulerSpec,
     OptimSpec,
+    bare_step,
     make_optimizer,
 )
 
@@ -147,6 +150,26 @@ def test_a_schedule_by_hand_in_any_order_of_frames(given, rates):
     schedule = LRSchedule(LRSchedulerSpec(**given), base_lr=1.0)
     for frame in [*rates, *reversed(rates), *rates]:
         assert schedule.at(frame) == pytest.approx(rates[frame], abs=1e-12), frame
+
+
+def test_checking_a_spec_does_not_import_torchs_compiler():
+    code = (
+        "import sys; from slm_lab.agent.net.optim import LRSchedulerSpec as S, OptimSpec as O;"
+        "O(name='Adam', betas=[0.8, 0.9]); O(name='Lookahead'); S(name='CosineAnnealingLR', T_max=9);"
+        "sys.exit('torch._dynamo' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("name", [*OPTIMIZERS, "Lookahead"])
+def test_a_bare_step_is_the_step(name):
+    whole, bare = flat(1.0, -2.0), flat(1.0, -2.0)
+    optimizers = [make_optimizer(OptimSpec(name=name, lr=0.1), parameter) for parameter in (whole, bare)]
+    for _ in range(7):
+        for parameter, step in ((whole, optimizers[0].step), (bare, bare_step(optimizers[1]))):
+            parameter.grad = parameter.detach().clone()
+            step()
+    assert whole.tolist() == bare.tolist()
 
 
 def test_every_schedule_has_its_numbers_here():
