@@ -200,6 +200,11 @@ class Memory:
         self.ring.drop(self.ring.head.copy())
         self.sampler.reset()
 
+    def close(self) -> None:
+        """Give back what outlives the process: files and processes of its own. The memory is not used after that."""
+        if self.ring.disk is not None:
+            self.ring.disk.close()
+
     def _until(self) -> np.ndarray:
         """(N,) per env, rows before this t are to be learned from."""
         return self.ring.head

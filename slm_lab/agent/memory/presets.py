@@ -7,6 +7,7 @@ from typing import Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
+from slm_lab.agent.memory.disk import Disk
 from slm_lab.agent.memory.fields import Layout
 from slm_lab.agent.memory.memory import Memory
 from slm_lab.agent.memory.ring import Ring
@@ -25,6 +26,9 @@ class ReplaySettings(Settings):
         False, description="combined experience replay: the newest row of each env is in every sample"
     )
     n_step: int = Field(1, ge=1, description="steps that a transition spans at most; shorter at an episode's end")
+    storage: Literal["ram", "disk"] = Field(
+        "ram", description="where the rows are: in RAM, or in a memory-mapped file that may be larger than it"
+    )
 
     @model_validator(mode="after")
     def _batch_fits(self) -> Self:
@@ -43,7 +47,8 @@ class Replay(Memory):
     settings: ReplaySettings
 
     def make_ring(self, layout: Layout) -> Ring:
-        return Ring(layout, max(1, self.settings.max_size // self.num_envs), self.num_envs)
+        disk = Disk(self.path) if self.settings.storage == "disk" else None
+        return Ring(layout, max(1, self.settings.max_size // self.num_envs), self.num_envs, disk=disk)
 
     def make_sampler(self) -> Uniform | Prioritized:
         return Uniform(self.ring, self.settings.use_cer)

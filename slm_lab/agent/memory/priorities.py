@@ -44,7 +44,7 @@ class Priorities:
         ids = np.empty(uniforms.size, np.int64)
         weight = np.empty(uniforms.size, np.float32)
         draw_by_priority(
-            self.sums, self.lows, self.known, self.highest, ring.head, ring.tail, ring.ring_slots,
+            self.sums, self.lows, self.known, self.highest, ring.head, ring.tail, ring.ring_slots, ring.history,
             uniforms, newest, beta, ids, weight,
         )  # fmt: skip
         return ids, weight
@@ -53,21 +53,37 @@ class Priorities:
         """Priority (|error| + epsilon)^alpha for the rows that still exist."""
         ring = self.ring
         bad = set_by_error(
-            self.sums, self.lows, self.known, self.highest, ring.head, ring.tail, ring.ring_slots,
+            self.sums, self.lows, self.known, self.highest, ring.head, ring.tail, ring.ring_slots, ring.history,
             ids, errors, self.alpha, self.epsilon,
         )  # fmt: skip
         if bad >= 0:
             raise InvalidRow(f"errors: {errors[bad]} for row {bad} of {ids.size}; priorities need finite errors")
 
+    def draw_among(self, among: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
+        """(B,) ids drawn as in `draw`, from the rows `among` only; the cost follows their number."""
+        ends = self.of(among).cumsum()
+        strata = (np.arange(uniforms.size) + uniforms) * (ends[-1] / uniforms.size)
+        return among[np.minimum(ends.searchsorted(strata, "right"), among.size - 1)]
+
+    def weights(self, ids: np.ndarray, beta: float) -> np.ndarray:
+        """(B,) importance-sampling weights of rows that are held."""
+        priorities = self.of(ids)
+        lowest = self.lows[1] if self.minima else priorities.min()
+        return ((lowest / priorities) ** beta).astype(np.float32)
+
+    def of(self, ids: np.ndarray) -> np.ndarray:
+        """(B,) priorities of rows that are held."""
+        ring = self.ring
+        notice(self.sums, self.lows, self.known, self.highest, ring.head, ring.tail, ring.ring_slots, ring.history)
+        return self.sums[self.sums.size // 2 + ring.rows_of(ids)]
+
     def held(self) -> np.ndarray:
         """(size,) priorities of the rows held, in the order of `ring.ids`."""
-        ring = self.ring
-        notice(self.sums, self.lows, self.known, self.highest, ring.head, ring.tail, ring.ring_slots)
-        return self.sums[self.sums.size // 2 + ring.rows_of(ring.ids())]
+        return self.of(self.ring.ids())
 
     def describe(self) -> dict:
         held = self.held() if self.ring.counts[SIZE] else np.zeros(1)
-        return {"min": float(held.min()), "mean": float(held.mean()), "max": float(held.max())}
+        return {**quantiles(held), "mean": float(held.mean()), "highest_ever": float(self.highest[0])}
 
     def state_dict(self) -> dict:
         return {"held": self.held(), "highest": float(self.highest[0])}
@@ -77,6 +93,12 @@ class Priorities:
         self.reset()
         self.highest[0] = tree["highest"]
         fill(self.sums, self.lows, self.ring.rows_of(self.ring.ids()), np.asarray(tree["held"], np.float64))
+
+
+def quantiles(values: np.ndarray) -> dict[str, float]:
+    """How the values are spread, as JSON values."""
+    names = ("min", "5%", "25%", "median", "75%", "95%", "max")
+    return dict(zip(names, np.quantile(values, (0, 0.05, 0.25, 0.5, 0.75, 0.95, 1)).tolist(), strict=True))
 
 
 @njit
@@ -101,21 +123,22 @@ def fill(sums, lows, rows, priorities):
 
 
 @njit
-def notice(sums, lows, known, highest, head, tail, slots):
-    """Let rows written since the last call enter, and empty the slot at each head, whose row was overwritten."""
+def notice(sums, lows, known, highest, head, tail, slots, history):
+    """Let rows written since the last call enter, and empty the slots between each head and tail, whose rows left."""
     envs = head.size
     for env in range(envs):
         if known[env] == head[env]:
             continue
         for t in range(max(known[env], tail[env]), head[env]):
             set_leaf(sums, lows, t % slots * envs + env, highest[0])
-        set_leaf(sums, lows, head[env] % slots * envs + env, 0.0)
+        for t in range(head[env], head[env] + 1 + history):
+            set_leaf(sums, lows, t % slots * envs + env, 0.0)
         known[env] = head[env]
 
 
 @njit
-def draw_by_priority(sums, lows, known, highest, head, tail, slots, uniforms, newest, beta, ids, weight):
-    notice(sums, lows, known, highest, head, tail, slots)
+def draw_by_priority(sums, lows, known, highest, head, tail, slots, history, uniforms, newest, beta, ids, weight):
+    notice(sums, lows, known, highest, head, tail, slots, history)
     envs = head.size
     leaves = sums.size // 2
     depth = 0
@@ -154,12 +177,12 @@ def draw_by_priority(sums, lows, known, highest, head, tail, slots, uniforms, ne
 
 
 @njit
-def set_by_error(sums, lows, known, highest, head, tail, slots, ids, errors, alpha, epsilon):
+def set_by_error(sums, lows, known, highest, head, tail, slots, history, ids, errors, alpha, epsilon):
     """-1, or the place of the first error that is not finite; then nothing was changed."""
     for index in range(errors.size):
         if not np.isfinite(errors[index]):
             return index
-    notice(sums, lows, known, highest, head, tail, slots)
+    notice(sums, lows, known, highest, head, tail, slots, history)
     envs = head.size
     for index in range(ids.size):
         env = ids[index] % envs

@@ -3,7 +3,8 @@
 `next_obs` is not stored. Row t's next observation is the obs of row t + 1, and a row that has no follower of its own
 (its episode ended, or the next add began elsewhere: a cut) keeps it in the sparse table `finals`. The slot at the head
 already holds the observation that the next row is expected to start from, so the newest row needs no special case;
-hence one slot more than the capacity.
+hence one slot more than the capacity. Where observations are stacks of k frames, k - 1 slots more keep the frames of
+rows that are no longer held, so that the oldest rows have their whole stacks.
 
 A row is addressed by its write id, t * N + env, where t counts the rows written for that env. Ids never repeat, so one
 can tell whether a row still exists.
@@ -13,7 +14,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from slm_lab.agent.memory.fields import LINK, REWARD, Layout
+from slm_lab.agent.memory.disk import Disk
+from slm_lab.agent.memory.fields import LINK, REWARD, SOURCE, Layout
 from slm_lab.agent.memory.stage import Stage
 from slm_lab.errors import RunError
 from slm_lab.lib.jit import njit
@@ -28,9 +30,10 @@ CHUNK = 4096  # rows written at a time, which bounds how many finals must be fre
 class Ring:
     """`slots` rows for each of `num_envs` envs; the newest rows replace the oldest, or the table grows."""
 
-    def __init__(self, layout: Layout, slots: int, num_envs: int, grows: bool = False):
+    def __init__(self, layout: Layout, slots: int, num_envs: int, grows: bool = False, disk: Disk | None = None):
         self.num_envs = num_envs
         self.grows = grows
+        self.disk = disk  # None: rows in RAM
         self.slots = slots
         self.use_layout(layout)
 
@@ -39,6 +42,8 @@ class Ring:
         self.layout = layout
         self.reward_word = layout.offset(REWARD) // 4
         self.link_word = layout.offset(LINK) // 4
+        self.source_word = layout.word(f"extras.{SOURCE}")
+        self.history = layout.stack - 1  # rows before the tail whose frames are kept
         self.head = np.zeros(self.num_envs, np.int64)  # (N,) t of the next row
         self.tail = np.zeros(self.num_envs, np.int64)  # (N,) t of the oldest row held
         self.counts = np.zeros(5, np.int64)
@@ -47,10 +52,18 @@ class Ring:
         self._allocate(self.slots)
 
     def _allocate(self, slots: int) -> None:
+        """A table of zeros; a ring on disk also gets new room for its finals."""
         self.slots = slots
-        self.ring_slots = slots + 1
-        table = np.zeros(self.ring_slots * self.num_envs, self.layout.row)
-        self.raw = table.view(np.uint8).reshape(table.size, -1)  # (rows, row bytes)
+        self.ring_slots = slots + 1 + self.history
+        rows = self.ring_slots * self.num_envs
+        if self.disk is None:
+            self.raw = np.zeros(rows, self.layout.row).view(np.uint8).reshape(rows, -1)  # (rows, row bytes)
+        else:
+            finals = 2 * max(rows + 2 * max(CHUNK, self.num_envs), len(self.finals))  # the most that they grow to
+            self.raw = self.disk.allocate(
+                rows, self.layout.row.itemsize, finals, self.layout.obs_row.itemsize, self.num_envs
+            )
+            self.disk.publish(self.head)
         self.floats = self.raw.view(np.float32)
         self.links = self.raw.view(np.int32)
 
@@ -73,8 +86,9 @@ class Ring:
         """Episodes whose last row is held."""
         return int(self.counts[EPISODES])
 
-    def write(self, stage: Stage, env: int | None = None) -> None:
-        """Write one row of each env, or (with `env`) rows of that env in time order."""
+    def write(self, stage: Stage, env: int | None = None, ordered: bool = True) -> None:
+        """Write one row of each env, or (with `env`) rows of that env in time order; if not `ordered`, each row keeps
+        its own next_obs and is cut off from the others."""
         first, stride, count = (0, 1, stage.count) if env is None else (env, 0, stage.count)
         for start in range(0, count, CHUNK) if stride == 0 else (0,):
             rows = min(CHUNK, count - start) if stride == 0 else count
@@ -82,11 +96,15 @@ class Ring:
                 self.resize(max(2 * self.slots, int(self.counts[FULLEST]) + rows))
             if self.counts[FREE] < 2 * rows:
                 self._grow_finals(2 * rows)
+            if self.disk is not None:
+                self.disk.begin()
             commit(
-                self.raw, self.links, self.finals, self.free, self.counts, self.head, self.tail,
-                stage.rows, stage.next_obs, stage.terminated, stage.truncated,
-                start, rows, first, stride, self.link_word, self.layout.obs_nbytes,
+                self.raw, self.links, self.finals, self.free, self.counts, self.head, self.tail, self.history,
+                stage.rows, stage.words, stage.next_obs, stage.terminated, stage.truncated,
+                start, rows, first, stride, ordered, self.link_word, self.source_word, self.layout.obs_nbytes,
             )  # fmt: skip
+            if self.disk is not None:
+                self.disk.publish(self.head)
 
     def rows_of(self, ids: np.ndarray) -> np.ndarray:
         """Where in the table the rows with these ids are."""
@@ -97,6 +115,17 @@ class Ring:
         until = self.head if until is None else until
         spans = zip(self.tail, until, strict=True)
         return np.concatenate([np.arange(a, b) * self.num_envs + env for env, (a, b) in enumerate(spans)])
+
+    def kept(self) -> np.ndarray:
+        """`ids`, and before each env's oldest row those of the rows whose frames are kept for its stack."""
+        spans = zip(np.maximum(self.tail - self.history, 0), self.head, strict=True)
+        return np.concatenate([np.arange(a, b) * self.num_envs + env for env, (a, b) in enumerate(spans)])
+
+    def from_source(self, ids: np.ndarray, source: int) -> np.ndarray:
+        """Those of the ids whose rows came from this source; all are from source 0 where none was ever given."""
+        if self.source_word < 0:
+            return ids if source == 0 else ids[:0]
+        return ids[self.links[self.rows_of(ids), self.source_word] == source]
 
     def newest(self) -> np.ndarray:
         """Id of the newest row of each env that has one."""
@@ -134,10 +163,13 @@ class Ring:
     def resize(self, slots: int) -> None:
         """Give each env `slots` rows; the newest are kept, with their ids."""
         self.drop(np.maximum(self.tail, self.head - slots))
-        ids = self.ids()
+        ids = self.kept()
         raw, old = self.raw, np.concatenate([self.rows_of(ids), self._pending()])
         self._allocate(slots)
-        self.raw[np.concatenate([self.rows_of(ids), self._pending()])] = raw[old]
+        self.finals = self._room_for_finals(len(self.finals), self.finals)
+        new = np.concatenate([self.rows_of(ids), self._pending()])
+        for start in range(0, new.size, CHUNK):  # a table on disk may not fit into RAM
+            self.raw[new[start : start + CHUNK]] = raw[old[start : start + CHUNK]]
 
     def _pending(self) -> np.ndarray:
         """(N,) the rows whose obs is what each env's next row is expected to start from."""
@@ -146,17 +178,25 @@ class Ring:
     def _grow_finals(self, needed: int) -> None:
         held = len(self.finals)
         more = max(held, needed, 16)
-        self.finals = np.concatenate([self.finals, np.zeros((more, self.finals.shape[1]), np.uint8)])
+        self.finals = self._room_for_finals(held + more, self.finals)
         free = int(self.counts[FREE])
         fresh = np.arange(held + more - 1, held - 1, -1, dtype=np.int32)
         self.free = np.concatenate([self.free[:free], fresh, np.zeros(held - free, np.int32)])
         self.counts[FREE] += more
 
+    def _room_for_finals(self, count: int, held: np.ndarray) -> np.ndarray:
+        """(count, observation bytes) beginning with those held."""
+        room = np.zeros((count, held.shape[1]), np.uint8) if self.disk is None else self.disk.finals(count)
+        if not np.may_share_memory(room, held):
+            room[: len(held)] = held
+        return room
+
     def state_dict(self) -> dict:
         """The rows held and nothing else: packed bytes env by env in time order, their finals in the same order."""
-        ids = self.ids()
+        ids = self.kept()
         rows = self.raw[self.rows_of(ids)]
         links = rows.view(np.int32)[:, self.link_word]
+        links[ids // self.num_envs < self.tail[ids % self.num_envs]] &= (1 << FLAG_BITS) - 1  # kept, without a final
         own = links >> FLAG_BITS > 0
         finals = self.finals[(links[own] >> FLAG_BITS) - 1]
         links[own] = (np.arange(1, len(finals) + 1) << FLAG_BITS) | (links[own] & (1 << FLAG_BITS) - 1)
@@ -178,12 +218,14 @@ class Ring:
             raise RunError(f"the saved memory holds {longest} rows an env, this one has room for {self.slots}")
         self.head[:], self.tail[:] = head, tail
         self._allocate(max(self.slots, longest))
-        self.raw[self.rows_of(self.ids())] = rows
+        self.raw[self.rows_of(self.kept())] = rows
         self.raw[self._pending(), : self.layout.obs_nbytes] = tree["pending"]
-        self.finals = np.array(tree["finals"], np.uint8).reshape(-1, self.layout.obs_row.itemsize)
+        finals = np.asarray(tree["finals"], np.uint8).reshape(-1, self.layout.obs_row.itemsize)
+        self.finals = self._room_for_finals(len(finals), finals)
         self.free = np.zeros(len(self.finals), np.int32)
-        ended = np.count_nonzero(self.links[self.rows_of(self.ids()), self.link_word] & ENDED)
-        self.counts[:] = len(rows), tree["seen"], ended, 0, longest
+        ids = self.ids()
+        ended = np.count_nonzero(self.links[self.rows_of(ids), self.link_word] & ENDED)
+        self.counts[:] = len(ids), tree["seen"], ended, 0, longest
 
 
 @njit
@@ -194,9 +236,9 @@ def copy_bytes(target, source, count):
 
 @njit
 def commit(
-    raw, links, finals, free, counts, head, tail,
-    stage, stage_next, terminated, truncated,
-    start, count, first_env, stride, link_word, obs_nbytes,
+    raw, links, finals, free, counts, head, tail, history,
+    stage, stage_words, stage_next, terminated, truncated,
+    start, count, first_env, stride, ordered, link_word, source_word, obs_nbytes,
 ):  # fmt: skip
     """Write `count` staged rows, for env after env (stride 1) or all for one env (stride 0)."""
     envs = head.size
@@ -205,21 +247,25 @@ def commit(
         env = first_env + stride * (index - start)
         t = head[env]
         row = t % slots * envs + env
-        if t > tail[env]:
+        if t > 0:
             previous = (t - 1) % slots * envs + env
             if links[previous, link_word] == 0:
-                same = True
+                same = ordered
+                if source_word >= 0:
+                    same &= links[previous, source_word] == stage_words[index, source_word]
                 expected, given = raw[row], stage[index]
                 for byte in range(obs_nbytes):
-                    if expected[byte] != given[byte]:
-                        same = False
+                    if not same:
                         break
-                if not same:
+                    same = expected[byte] == given[byte]
+                if not same and t > tail[env]:
                     counts[FREE] -= 1
                     place = free[counts[FREE]]
                     copy_bytes(finals[place], expected, obs_nbytes)
                     links[previous, link_word] = ((place + 1) << FLAG_BITS) | CUT
-        if t - tail[env] == slots - 1:
+                elif not same:  # forgotten rows may still lend their frames to a stack, unless they are cut off
+                    links[previous, link_word] = CUT
+        if t - tail[env] == slots - 1 - history:
             oldest = links[tail[env] % slots * envs + env, link_word]
             if oldest >> FLAG_BITS:
                 free[counts[FREE]] = (oldest >> FLAG_BITS) - 1
@@ -230,12 +276,12 @@ def commit(
             counts[SIZE] -= 1
         copy_bytes(raw[row], stage[index], raw.shape[1])
         flags = terminated[index] * TERMINATED + truncated[index] * TRUNCATED
-        if flags:
+        if flags or not ordered:
             counts[FREE] -= 1
             place = free[counts[FREE]]
             copy_bytes(finals[place], stage_next[index], obs_nbytes)
-            links[row, link_word] = ((place + 1) << FLAG_BITS) | flags
-            counts[EPISODES] += 1
+            links[row, link_word] = ((place + 1) << FLAG_BITS) | (flags if flags else CUT)
+            counts[EPISODES] += flags != 0
         else:
             links[row, link_word] = 0
             copy_bytes(raw[(t + 1) % slots * envs + env], stage_next[index], obs_nbytes)

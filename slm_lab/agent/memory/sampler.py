@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from slm_lab.agent.memory.priorities import Priorities
@@ -19,13 +21,25 @@ class Uniform:
         self.ring = ring
         self.use_cer = use_cer
 
-    def draw(self, rng: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """(B,) ids and (B,) float32 weights, all one."""
+    def draw(self, rng: np.random.Generator, count: int, source: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """(B,) ids and (B,) float32 weights, all one; with `source` of its rows only, and no ids where it has none."""
         ids = np.empty(count, np.int64)
         weight = np.empty(count, np.float32)
         newest = self.ring.newest() if self.use_cer else NONE
-        draw_uniform(rng.random(count), newest, self.ring.head, self.ring.tail, self.ring.size, ids, weight)
-        return ids, weight
+        if source is None:
+            draw_uniform(rng.random(count), newest, self.ring.head, self.ring.tail, self.ring.size, ids, weight)
+            return ids, weight
+        ids = look_for(self.ring, source, count, lambda tries: self._anywhere(rng, tries))[:count]
+        if ids.size < count:
+            among = self.ring.from_source(self.ring.ids(), source)
+            ids = among[rng.integers(among.size, size=count)] if among.size else NONE
+        put_last(ids, self.ring.from_source(newest, source))
+        return ids, np.ones(ids.size, np.float32)
+
+    def _anywhere(self, rng: np.random.Generator, count: int) -> np.ndarray:
+        ids, weight = np.empty(count, np.int64), np.empty(count, np.float32)
+        draw_uniform(rng.random(count), NONE, self.ring.head, self.ring.tail, self.ring.size, ids, weight)
+        return ids
 
     def update(self, ids: np.ndarray, errors: np.ndarray) -> None:
         """Errors do not change what is drawn."""
@@ -70,9 +84,25 @@ class Prioritized:
             return self.beta_start
         return self.beta_start + (1 - self.beta_start) * min(1.0, self.ring.seen / self.beta_frames)
 
-    def draw(self, rng: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:
+    def draw(self, rng: np.random.Generator, count: int, source: int | None = None) -> tuple[np.ndarray, np.ndarray]:
         newest = self.ring.newest() if self.use_cer else NONE
-        return self.priorities.draw(rng.random(count), newest, self.beta)
+        if source is None:
+            return self.priorities.draw(rng.random(count), newest, self.beta)
+        newest = self.ring.from_source(newest, source)
+        found = look_for(self.ring, source, count, lambda tries: self._anywhere(rng, tries))
+        if found.size >= count:
+            ids = found[rng.permutation(found.size)[:count]]  # they came in the order of the table
+            put_last(ids, newest)
+            return ids, self.priorities.weights(ids, self.beta)
+        among = self.ring.from_source(self.ring.ids(), source)
+        if not among.size:
+            return NONE, np.empty(0, np.float32)
+        ids = self.priorities.draw_among(among, rng.random(count))
+        put_last(ids, newest)
+        return ids, self.priorities.weights(ids, self.beta)
+
+    def _anywhere(self, rng: np.random.Generator, count: int) -> np.ndarray:
+        return self.priorities.draw(rng.random(count), NONE, self.beta)[0]
 
     def update(self, ids: np.ndarray, errors: np.ndarray) -> None:
         self.priorities.update(ids, errors)
@@ -88,6 +118,23 @@ class Prioritized:
 
     def load_state_dict(self, tree: dict) -> None:
         self.priorities.load_state_dict(tree)
+
+
+def look_for(ring: Ring, source: int, count: int, draw: Callable[[int], np.ndarray]) -> np.ndarray:
+    """Ids of that source among ever larger draws from all rows: one that is not rare is found without a look at each.
+    Fewer than `count` where it holds less than about a hundredth of them."""
+    found = NONE
+    for doubling in range(7):
+        found = np.concatenate([found, ring.from_source(draw(count << doubling), source)])
+        if found.size >= count:
+            break
+    return found
+
+
+def put_last(ids: np.ndarray, newest: np.ndarray) -> None:
+    """The newest rows take the place of the last ones drawn, up to all of them."""
+    count = min(newest.size, ids.size)
+    ids[ids.size - count :] = newest[:count]
 
 
 @njit

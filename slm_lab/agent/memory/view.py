@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from slm_lab.agent.memory.fields import Field
+from slm_lab.agent.memory.fields import DISCOUNT, Field
 from slm_lab.agent.memory.ring import FLAG_BITS, TERMINATED, Ring, copy_bytes
 from slm_lab.lib.jit import njit
 from slm_lab.types import Batch
@@ -17,22 +17,25 @@ from slm_lab.types import Batch
 class Transitions:
     """Reads rows as transitions over up to n steps, which stop at an episode's end, at a cut and at the newest row.
 
-    The tensors of a batch share one fresh block of memory and belong to the caller.
+    The tensors of a batch share one fresh block of memory and belong to the caller. Extras named in `without` are left
+    out.
     """
 
-    def __init__(self, ring: Ring, gamma: float):
+    def __init__(self, ring: Ring, gamma: float, without: tuple[str, ...] = ()):
         layout = ring.layout
         self.ring = ring
         self.gamma = gamma
+        self._discount_word = layout.word(f"extras.{DISCOUNT}")
         parts = [("obs", field, 0) for field in layout.obs] + [("next_obs", field, 1) for field in layout.obs]
-        parts += [(field.group, field, 0) for field in (*layout.action, *layout.extras)]
+        parts += [(field.group, field, 0) for field in (*layout.action, *layout.extras) if field.key not in without]
         # A part begins at B times its place, so the widest items go first: every beginning is then aligned.
         order = sorted(range(len(parts)), key=lambda index: -parts[index][1].dtype.itemsize)
-        places = dict(zip(order, np.cumsum([0] + [parts[index][1].nbytes for index in order]).tolist(), strict=False))
-        self.row_bytes = sum(field.nbytes for _, field, _ in parts)
+        sizes = [field.nbytes * field.stack for _, field, _ in parts]
+        places = dict(zip(order, np.cumsum([0] + [sizes[index] for index in order]).tolist(), strict=False))
+        self.row_bytes = sum(sizes)
         self._copies = np.array(
             [
-                [layout.offset(field.name), field.nbytes, places[index], is_next]
+                [layout.offset(field.name), field.nbytes, places[index], is_next, field.stack]
                 for index, (_, field, is_next) in enumerate(parts)
             ],
             np.int64,
@@ -48,8 +51,9 @@ class Transitions:
         discount = np.empty(count, np.float32)
         steps = np.empty(count, np.int64)
         gather(
-            ring.raw, ring.floats, ring.links, ring.finals, ring.head, self._copies, ids, self.gamma, n_step,
-            ring.reward_word, ring.link_word, block, reward, discount, steps,
+            ring.raw, ring.floats, ring.links, ring.finals, ring.head, ring.tail, ring.history,
+            self._copies, ids, self.gamma, n_step, ring.reward_word, self._discount_word, ring.link_word,
+            block, reward, discount, steps,
         )  # fmt: skip
         groups: dict[str, Any] = {"extras": {}}
         for part in self._parts:
@@ -80,7 +84,7 @@ class _Part:
 
     def __init__(self, group: str, field: Field, place: int):
         self.group, self.key, self.place = group, field.key, place
-        self.dtype, self.shape = field.dtype, field.shape
+        self.dtype, self.shape = field.dtype, field.given_shape
         self.widen = field.dtype.kind == "f" and field.dtype != np.float32  # nets compute in float32
 
 
@@ -97,8 +101,8 @@ def _take(value: Any, index: torch.Tensor) -> Any:
 
 @njit
 def gather(
-    raw, floats, links, finals, head, copies, ids, gamma, n_step,
-    reward_word, link_word, block, reward, discount, steps,
+    raw, floats, links, finals, head, tail, history, copies, ids, gamma, n_step,
+    reward_word, discount_word, link_word, block, reward, discount, steps,
 ):  # fmt: skip
     """Sum rewards over the horizon and copy each part of each row to its place in `block`, part after part."""
     envs = head.size
@@ -115,7 +119,7 @@ def gather(
         while True:
             last = (first + taken) % slots * envs + env
             total += factor * floats[last, reward_word]
-            factor *= gamma
+            factor *= gamma if discount_word < 0 else gamma * floats[last, discount_word]
             taken += 1
             if taken == n_step or links[last, link_word] != 0 or first + taken == head[env]:
                 break
@@ -127,5 +131,12 @@ def gather(
         for part in range(copies.shape[0]):
             offset, size = copies[part, 0], copies[part, 1]
             source = after if copies[part, 3] else raw[row]
-            target = copies[part, 2] * count + index * size
-            copy_bytes(block[target : target + size], source[offset : offset + size], size)
+            target = copies[part, 2] * count + index * size * copies[part, 4]
+            t = first + taken if copies[part, 3] else first
+            for frame in range(copies[part, 4] - 1, -1, -1):  # the newest, and going back those before it in its piece
+                start = target + frame * size
+                copy_bytes(block[start : start + size], source[offset : offset + size], size)
+                earlier = (t - 1) % slots * envs + env
+                if frame and t > max(tail[env] - history, 0) and (t == first + taken or links[earlier, link_word] == 0):
+                    t -= 1
+                    source = raw[earlier]
