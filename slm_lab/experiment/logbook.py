@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from contextlib import suppress
 from datetime import datetime
+from itertools import pairwise
 
 from slm_lab.experiment.clock import Clock
 from slm_lab.experiment.evaluate import Evaluation
@@ -72,11 +73,10 @@ class Logbook:
     def fps(self) -> float:
         """Over the last tenth of the rows: single ones jump where learning comes in bursts."""
         count = min(max(10, len(self.train.rows) // 10), 100)
-        rows = self.train.rows[-count - 1 :]
-        frames = [row["frame"] for row in rows]
-        if len(rows) == len(self.train.rows):
-            frames.insert(0, 0)
-        spans = [(later - earlier, row["fps"]) for earlier, later, row in zip(frames, frames[1:], rows[-count:])]
+        rows = self.train.rows[-count:]
+        before = self.train.rows[-count - 1]["frame"] if len(self.train.rows) > count else 0
+        frames = pairwise([before, *(row["frame"] for row in rows)])
+        spans = [(later - earlier, row["fps"]) for (earlier, later), row in zip(frames, rows, strict=True)]
         seconds = sum(span / fps for span, fps in spans if fps)
         return sum(span for span, fps in spans if fps) / seconds if seconds else 0.0
 

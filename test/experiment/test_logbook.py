@@ -67,7 +67,10 @@ def test_fps_is_of_all_the_last_rows_together(make_folder):
     book.train.append({"frame": 400, "fps": 100})  # 3 s
     book.train.append({"frame": 500, "fps": 25})  # 4 s
     assert book.fps == pytest.approx(500 / 8)
-    for row in range(10):
+    for row in range(8):
+        book.train.append({"frame": 510 + 10 * row, "fps": 10})  # 1 s each
+    assert book.fps == pytest.approx(480 / 15)  # eleven rows, of which the first no longer counts
+    for row in range(8, 10):
         book.train.append({"frame": 510 + 10 * row, "fps": 10})
     assert book.fps == pytest.approx(10)
     book.close()
