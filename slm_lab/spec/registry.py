@@ -25,8 +25,12 @@ TABLES: dict[str, dict[str, str]] = {
     "memory": {
         "Replay": "slm_lab.agent.memory.presets:Replay",
         "PrioritizedReplay": "slm_lab.agent.memory.presets:PrioritizedReplay",
+        "SequenceReplay": "slm_lab.agent.memory.sequence:SequenceReplay",
+        "NStepReplay": "slm_lab.agent.memory.nstep:NStepReplay",
         "OnPolicyReplay": "slm_lab.agent.memory.presets:OnPolicyReplay",
         "OnPolicyBatchReplay": "slm_lab.agent.memory.presets:OnPolicyBatchReplay",
+        "OnPolicyCrossEntropy": "slm_lab.agent.memory.cross_entropy:OnPolicyCrossEntropy",
+        "HindsightReplay": "slm_lab.agent.memory.hindsight:HindsightReplay",
     },
     "net": {
         "MLPNet": "slm_lab.agent.net.mlp:MLPNet",
@@ -63,13 +67,21 @@ def find(kind: str, name: str) -> Any:
         guess = nearest(name, names(kind))
         hint = f"did you mean '{guess}'?" if guess else f"known: {', '.join(names(kind))}"
         raise UnknownName(f"no {kind} named '{name}'; {hint}")
+    try:
+        return load(kind, target)
+    except UnknownName as problem:
+        if target is not name and problem.__cause__ is not None:
+            raise problem.__cause__ from None  # a module of the lab itself
+        raise
+
+
+def load(kind: str, target: str) -> Any:
+    """What "package.module:attribute" names, imported now; raises UnknownName. Importing runs code of that module."""
     module, _, attribute = target.partition(":")
     try:
         return getattr(importlib.import_module(module), attribute)
     except Exception as error:  # a module of the user's own may fail in any way while it is imported
-        if target is not name:
-            raise
-        raise UnknownName(f"cannot import {kind} '{name}': {type(error).__name__}: {error}") from error
+        raise UnknownName(f"cannot import {kind} '{target}': {type(error).__name__}: {error}") from error
 
 
 def settings_of(kind: str, name: str) -> Any:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from gymnasium import spaces
-from pydantic import ValidationError
 
 from slm_lab.agent.memory.memory import Memory
-from slm_lab.errors import InvalidMemorySpec, Mistake
+from slm_lab.errors import InvalidMemorySpec, SpecError
 from slm_lab.spec import registry
+from slm_lab.spec.schema import read_block
 from slm_lab.spec.settings import Settings
 
 __all__ = ["Memory", "make_memory"]
@@ -27,16 +28,18 @@ def make_memory(
     *,
     training_frequency: int = 1,
     training_start_step: int = 0,
+    compute_reward: Callable | None = None,
+    compute_terminated: Callable | None = None,
 ) -> Memory:
     """The memory that a spec's block names, for rows of `num_envs` envs with these (single-env) spaces.
 
     `training_frequency` counts frames for replay memories, vector steps for OnPolicyBatchReplay, complete episodes for
-    OnPolicyReplay; `training_start_step` counts frames.
+    OnPolicyReplay; `training_start_step` counts frames. `compute_reward` and `compute_terminated` are a goal env's own:
+    (achieved goals, desired goals, infos) -> one value for each, with a leading axis.
     """
-    name = block.get("name", "Replay") if isinstance(block, dict) else block.name
-    preset = registry.find("memory", name)
-    return preset(
-        _settings(preset, block) if isinstance(block, dict) else block,
+    settings = block if isinstance(block, Settings) else _read(block)
+    return registry.find("memory", settings.name)(
+        settings,
         observation_space,
         action_space,
         num_envs=num_envs,
@@ -45,21 +48,13 @@ def make_memory(
         training_frequency=training_frequency,
         training_start_step=training_start_step,
         path=path,
+        compute_reward=compute_reward,
+        compute_terminated=compute_terminated,
     )
 
 
-def _settings(preset: type[Memory], block: dict[str, Any]) -> Settings:
+def _read(block: Any) -> Settings:
     try:
-        return preset.Settings.model_validate(block)
-    except ValidationError as problem:
-        raise InvalidMemorySpec(
-            [_mistake(error, list(preset.Settings.model_fields)) for error in problem.errors()]
-        ) from None
-
-
-def _mistake(error: Any, keys: list[str]) -> Mistake:
-    path = ".".join(str(part) for part in error["loc"])
-    if error["type"] == "extra_forbidden":
-        guess = registry.nearest(path, keys)
-        return Mistake(path, "no such key; " + (f"did you mean '{guess}'?" if guess else f"known: {', '.join(keys)}"))
-    return Mistake(path, error["msg"].removeprefix("Value error, "))
+        return read_block("memory", {"name": "Replay", **block} if isinstance(block, dict) else block)
+    except SpecError as problem:
+        raise InvalidMemorySpec(problem.mistakes) from None

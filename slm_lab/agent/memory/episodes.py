@@ -6,6 +6,7 @@ import numpy as np
 
 from slm_lab.agent.memory.ring import Ring
 from slm_lab.agent.memory.sampler import NONE, Uniform
+from slm_lab.errors import InvalidMemorySpec
 from slm_lab.lib.jit import njit
 
 
@@ -26,8 +27,10 @@ class Episodes(Uniform):
         self.first = np.zeros(self.ring.num_envs, np.int64)  # (N,) how many ends have been forgotten
         self.last = np.zeros(self.ring.num_envs, np.int64)  # (N,) how many were ever noted
 
-    def draw(self, rng: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:
-        self._note()
+    def draw(self, rng: np.random.Generator, count: int, source: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+        if source is not None:
+            raise InvalidMemorySpec("sample: episodes are drawn from all sources; source needs another sampler")
+        self.note()
         ids = np.empty(count, np.int64)
         newest = self.ring.newest() if self.use_cer else NONE
         draw_by_episode(
@@ -36,14 +39,15 @@ class Episodes(Uniform):
         return ids, np.ones(count, np.float32)
 
     def describe(self) -> dict:
-        self._note()
+        self.note()
         return {"episodes_to_draw": int(episodes_of(self.ends, self.first, self.last, self.ring.head).sum())}
 
     def load_state_dict(self, tree: dict) -> None:
         self.reset()
         self.known[:] = self.ring.tail
 
-    def _note(self) -> None:
+    def note(self) -> None:
+        """Look at the rows written since the last call."""
         ring = self.ring
         while not note_ends(
             ring.links, ring.link_word, ring.ring_slots, ring.head, ring.tail,

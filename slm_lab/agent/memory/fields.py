@@ -65,6 +65,8 @@ def fields_of(space: spaces.Space, group: str, key: str | None = None) -> list[F
 
 def in_stacks(fields: Iterable[Field], stack: int) -> list[Field]:
     """The fields of an observation whose leaves are stacks of so many frames along their first axis."""
+    if stack == 1:
+        return list(fields)
     for field in fields:
         if field.shape[:1] != (stack,):
             raise InvalidMemorySpec(

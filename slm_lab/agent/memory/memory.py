@@ -6,7 +6,7 @@ learn). A preset in presets.py chooses them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,11 +14,14 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
-from slm_lab.agent.memory.fields import Layout, fields_of, fields_of_extras
+from slm_lab.agent.memory.bounds import Bounds
+from slm_lab.agent.memory.fields import SOURCE, Layout, fields_of, fields_of_extras, in_stacks
+from slm_lab.agent.memory.priorities import quantiles
 from slm_lab.agent.memory.ring import Ring
 from slm_lab.agent.memory.sampler import Uniform
 from slm_lab.agent.memory.stage import Stage, as_array
 from slm_lab.agent.memory.view import Transitions, take
+from slm_lab.agent.memory.window import Windows
 from slm_lab.errors import EmptyMemory, InvalidMemorySpec, InvalidRow, RunError
 from slm_lab.lib import seeds
 from slm_lab.spec.settings import Settings
@@ -45,15 +48,21 @@ class Memory:
         training_frequency: int = 1,
         training_start_step: int = 0,
         path: Path | None = None,
+        compute_reward: Callable | None = None,
+        compute_terminated: Callable | None = None,
     ):
         self.settings = settings
+        self.compute_reward = compute_reward  # what the env says of another goal, for memories that relabel rows
+        self.compute_terminated = compute_terminated
         self.num_envs = num_envs
         self.gamma = gamma
         self.training_frequency = training_frequency
         self.training_start_step = training_start_step
         self.path = path  # folder for storages that need one; rows in RAM need none
         self.rng = seeds.generator(seed, "memory")
-        self.ring = self.make_ring(Layout(fields_of(observation_space, "obs"), fields_of(action_space, "action")))
+        self.bounds = Bounds(observation_space, action_space)
+        obs = in_stacks(fields_of(observation_space, "obs"), getattr(settings, "frame_stack", 1))
+        self.ring = self.make_ring(Layout(obs, fields_of(action_space, "action")))
         self.sampler = self.make_sampler()
         self.trigger = self.make_trigger()
         self._use_layout(self.ring.layout)
@@ -67,11 +76,22 @@ class Memory:
     def make_trigger(self) -> Any:
         raise NotImplementedError
 
+    def make_view(self) -> Transitions:
+        return Transitions(self.ring, self.gamma)
+
+    def make_windows(self) -> Windows:
+        return Windows(self.view)
+
+    def needed_extras(self) -> tuple[str, ...]:
+        """What rows must carry besides the standard fields."""
+        return ()
+
     def _use_layout(self, layout: Layout) -> None:
         """Start empty, with rows of this layout."""
         self.ring.use_layout(layout)
         self.sampler.reset()
-        self.view = Transitions(self.ring, self.gamma)
+        self.view = self.make_view()
+        self.windows = self.make_windows()
         self._stage = Stage(layout, self.num_envs)
 
     # what is held
@@ -101,44 +121,64 @@ class Memory:
         terminated: Any,
         truncated: Any,
         next_obs: Arrays,
+        source: Any = None,
         **extras: Any,
     ) -> None:
         """Write one row of each env: arrays with a leading axis N. `next_obs` is the final observation where an episode
-        ends. Extras become fields with the first row and are needed in every later one."""
+        ends. Extras become fields with the first row and are needed in every later one.
+
+        `source`: an int, or one for each row, that tells whose rows these are (a worker's, a demonstration's).
+        """
+        if source is not None or self.ring.source_word >= 0:
+            extras[SOURCE] = _per_row(source, self.num_envs)
         stage = self._stage if self.ring.seen else self._stage_for(extras, self.num_envs)
         stage.fill(obs, action, reward, terminated, truncated, next_obs, extras)
         self._write(stage)
 
-    def add_rows(self, rows: Mapping[str, Any], env: int = 0) -> None:
-        """Write T rows of one env in time order: {"obs": (T, ...), "action": (T, ...), ...}, the names of `add`."""
+    def add_rows(self, rows: Mapping[str, Any], env: int = 0, source: Any = None, ordered: bool = True) -> None:
+        """Write T rows of one env in time order: {"obs": (T, ...), "action": (T, ...), ...}, the names of `add`.
+
+        Rows that are not `ordered` in time are each kept with a next_obs of their own; no horizon leads out of them.
+        """
         if not 0 <= env < self.num_envs:
             raise InvalidRow(f"env: {env} was given, this memory holds rows of envs 0 to {self.num_envs - 1}")
-        self._write(self._staged(rows), env)
+        self._write(self._staged(rows, source), env, ordered)
 
-    def validate(self, rows: Mapping[str, Any]) -> None:
-        """Raise InvalidRow if `add_rows` would; writes nothing."""
-        self._staged(rows)
+    def validate(self, rows: Mapping[str, Any], source: Any = None, bounds: bool = True) -> None:
+        """Raise InvalidRow if `add_rows` would, or where a value is not finite or lies outside its space (unless
+        `bounds` is false); writes nothing."""
+        self._staged(rows, source)
+        if bounds:
+            self.bounds.check(rows)
 
-    def _staged(self, rows: Mapping[str, Any]) -> Stage:
+    def _staged(self, rows: Mapping[str, Any], source: Any) -> Stage:
         for name in STANDARD:
             if rows.get(name) is None:
                 raise InvalidRow(f"{name}: missing; a row has {', '.join(STANDARD)}")
         extras = {name: value for name, value in rows.items() if name not in STANDARD}
-        stage = self._stage_for(extras, as_array(rows["reward"]).size)
+        count = as_array(rows["reward"]).size
+        if source is not None or (self.ring.source_word >= 0 and SOURCE not in extras):
+            extras[SOURCE] = _per_row(source, count)
+        stage = self._stage_for(extras, count)
         stage.fill(**{name: rows[name] for name in STANDARD}, extras=extras)
         return stage
 
     def _stage_for(self, extras: Mapping[str, Any], count: int) -> Stage:
         """A stage for `count` rows; before the first row was written these extras are the ones that rows will have."""
         layout = self.ring.layout
-        if extras and not self.ring.seen:
+        if self.ring.seen:
+            return Stage(layout, count)
+        missing = [name for name in self.needed_extras() if name not in extras]
+        if missing:
+            raise InvalidRow(f"extras: {missing} are missing; this memory's settings need them in every row")
+        if extras:
             layout = layout.with_extras(fields_of_extras({name: as_array(value) for name, value in extras.items()}))
         return Stage(layout, count)
 
-    def _write(self, stage: Stage, env: int | None = None) -> None:
+    def _write(self, stage: Stage, env: int | None = None, ordered: bool = True) -> None:
         if not self.ring.seen and stage.layout is not self.ring.layout:
             self._use_layout(stage.layout)
-        self.ring.write(stage, env)
+        self.ring.write(stage, env, ordered)
 
     # learn
 
@@ -150,29 +190,47 @@ class Memory:
         """Rounds of learning owed since this was last asked."""
         return self.trigger.due(frame)
 
-    def sample(self, batch_size: int | None = None, n_step: int | None = None) -> Batch:
-        """B rows drawn with replacement, as transitions over up to n steps; fewer rows than B are drawn repeatedly."""
-        count = batch_size or getattr(self.settings, "batch_size", None)
-        steps = getattr(self.settings, "n_step", 1) if n_step is None else n_step
-        if count is None or steps < 1:
+    def sample(
+        self,
+        batch_size: int | None = None,
+        n_step: int | None = None,
+        sequence_length: int | None = None,
+        source: int | None = None,
+    ) -> Batch:
+        """B rows drawn with replacement, as transitions over up to n steps; fewer rows than B are drawn repeatedly.
+
+        With `sequence_length` each is a window of rows, (B, T, ...). With `source` only rows of that source are drawn.
+        What is not given is as in the settings.
+        """
+        settings = self.settings
+        count = getattr(settings, "batch_size", None) if batch_size is None else batch_size
+        steps = getattr(settings, "n_step", 1) if n_step is None else n_step
+        length = getattr(settings, "sequence_length", None) if sequence_length is None else sequence_length
+        if count is None or count < 1 or steps < 1 or (length is not None and length < 1):
             raise InvalidMemorySpec(
-                f"sample: batch_size {count} and n_step {steps} were asked for; both are at least 1"
+                f"sample: batch_size {count}, n_step {steps} and sequence_length {length} were asked for; each is at "
+                "least 1"
             )
         if self.ring.size == 0:
             raise EmptyMemory(f"sample: the memory holds 0 rows; {count} were asked for and at least 1 is needed")
-        ids, weight = self.sampler.draw(self.rng, count)
+        ids, weight = self.sampler.draw(self.rng, count, source)
+        if not ids.size:
+            raise EmptyMemory(f"sample: the memory holds {self.ring.size} rows, none of them from source {source}")
+        if length is not None:
+            return self.windows.read(ids, length, steps, weight)
         return self.view.read(ids, steps, weight)
 
     def update_priorities(self, ids: Any, errors: Any) -> None:
-        """Tell the (B,) absolute errors of rows with these ids; rows overwritten since are passed over."""
+        """Tell the (B,) absolute errors of rows with these ids, or of the windows drawn by them; rows overwritten since
+        are passed over."""
         ids, errors = as_array(ids), as_array(errors).astype(np.float64)
         if ids.shape != errors.shape or ids.ndim != 1:
             raise InvalidRow(f"errors: shape {errors.shape} was given for ids of shape {ids.shape}; both are (B,)")
-        self.sampler.update(ids, errors)
+        self.sampler.update(*self.windows.alike(ids, errors))
 
     def all(self) -> Batch:
         """Every row to learn from, env by env, in time order, with `end` where the next row does not continue it."""
-        ids = self.ring.ids(self._until())
+        ids = self._to_learn_from()
         if not ids.size:
             raise EmptyMemory(f"all: the memory holds {self.size} rows, none of them to learn from yet")
         batch = self.view.read(ids)
@@ -200,10 +258,24 @@ class Memory:
         self.ring.drop(self.ring.head.copy())
         self.sampler.reset()
 
+    def resize(self, max_size: int) -> None:
+        """Hold so many rows from now on, rounded as in the setting; the newest are kept, with their priorities."""
+        if max_size < 1:
+            raise InvalidMemorySpec(f"resize: {max_size} was asked for; a memory holds at least 1 row")
+        slots = max(1, max_size // self.num_envs)
+        self.ring.drop(np.maximum(self.ring.tail, self.ring.head - slots))
+        sampler = self.sampler.state_dict()
+        self.ring.resize(slots)
+        self.sampler.load_state_dict(sampler)
+
     def close(self) -> None:
         """Give back what outlives the process: files and processes of its own. The memory is not used after that."""
         if self.ring.disk is not None:
             self.ring.disk.close()
+
+    def _to_learn_from(self) -> np.ndarray:
+        """Ids of the rows that `all` returns, env by env, in time order."""
+        return self.ring.ids(self._until())
 
     def _until(self) -> np.ndarray:
         """(N,) per env, rows before this t are to be learned from."""
@@ -218,16 +290,18 @@ class Memory:
     # look, save
 
     def describe(self) -> dict:
-        """What is held, as JSON values."""
+        """What is held, as JSON values. Ages count the rows that their env has added since."""
         layout = self.ring.layout
         return {
             "name": self.settings.name,
             "size": self.size,
             "max_size": self.max_size,
+            "fill": self.size / self.max_size,
             "seen": self.seen,
             "episodes": self.ring.episodes,
             "bytes_per_row": layout.row.itemsize,
             "fields": {field.name: f"{field.dtype.name} {list(field.shape)}" for field in layout.fields},
+            "age": quantiles(np.concatenate([np.arange(held) for held in self.ring.head - self.ring.tail])),
             **self.sampler.describe(),
         }
 
@@ -252,3 +326,8 @@ class Memory:
         self.sampler.load_state_dict(tree["sampler"])
         self.trigger.load_state_dict(tree["trigger"])
         seeds.set_generator_state(self.rng, tree["generator"])
+
+
+def _per_row(source: Any, count: int) -> np.ndarray:
+    """(count,) the sources of rows that come from one, or from one each; 0 where none was told."""
+    return np.broadcast_to(as_array(0 if source is None else source), (count,))

@@ -26,6 +26,9 @@ class ReplaySettings(Settings):
         False, description="combined experience replay: the newest row of each env is in every sample"
     )
     n_step: int = Field(1, ge=1, description="steps that a transition spans at most; shorter at an episode's end")
+    frame_stack: int = Field(
+        1, ge=1, description="frames that the env stacks along the first axis of an observation; each is held once"
+    )
     storage: Literal["ram", "disk"] = Field(
         "ram", description="where the rows are: in RAM, or in a memory-mapped file that may be larger than it"
     )
@@ -79,16 +82,48 @@ class PrioritizedReplay(Replay):
     Settings = PrioritizedReplaySettings
     settings: PrioritizedReplaySettings
 
-    def make_sampler(self) -> Prioritized:
+    def make_sampler(self) -> Uniform | Prioritized:
         keys = ("alpha", "epsilon", "beta", "beta_frames", "weight_max", "use_cer")
         return Prioritized(self.ring, **{key: getattr(self.settings, key) for key in keys})
 
 
+class OptionallyPrioritizedSettings(PrioritizedReplaySettings):
+    """For presets whose main matter is another: priorities on demand."""
+
+    name: Literal["OptionallyPrioritized"] = "OptionallyPrioritized"
+    prioritized: bool = Field(False, description="draw rows in proportion to their last error, as PrioritizedReplay")
+
+    @model_validator(mode="after")
+    def _keys_have_a_meaning(self) -> Self:
+        for key in PrioritizedReplaySettings.model_fields.keys() - ReplaySettings.model_fields.keys():
+            changed = (
+                getattr(self, key) != PrioritizedReplaySettings.model_fields[key].default
+            )  # a run's spec has all keys
+            if changed and not self.prioritized:
+                raise ValueError(
+                    f"{key} means nothing where rows are drawn uniformly: drop it, or set prioritized: true"
+                )
+        return self
+
+
+class OptionallyPrioritized(PrioritizedReplay):
+    """Rows drawn uniformly, or by priority."""
+
+    Settings = OptionallyPrioritizedSettings
+    settings: OptionallyPrioritizedSettings
+
+    def make_sampler(self) -> Uniform | Prioritized:
+        return super().make_sampler() if self.settings.prioritized else Uniform(self.ring, self.settings.use_cer)
+
+
 class OnPolicyReplaySettings(Settings):
     name: Literal["OnPolicyReplay"] = "OnPolicyReplay"
+    frame_stack: int = Field(
+        1, ge=1, description="frames that the env stacks along the first axis of an observation; each is held once"
+    )
 
 
-class OnPolicyBatchReplaySettings(Settings):
+class OnPolicyBatchReplaySettings(OnPolicyReplaySettings):
     name: Literal["OnPolicyBatchReplay"] = "OnPolicyBatchReplay"
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from slm_lab.agent.memory.ring import SIZE, Ring
+from slm_lab.agent.memory.ring import Ring
 from slm_lab.errors import InvalidRow
 from slm_lab.lib.jit import njit
 
@@ -82,8 +82,7 @@ class Priorities:
         return self.of(self.ring.ids())
 
     def describe(self) -> dict:
-        held = self.held() if self.ring.counts[SIZE] else np.zeros(1)
-        return {**quantiles(held), "mean": float(held.mean()), "highest_ever": float(self.highest[0])}
+        return {**quantiles(self.held()), "highest_ever": float(self.highest[0])}
 
     def state_dict(self) -> dict:
         return {"held": self.held(), "highest": float(self.highest[0])}
@@ -96,7 +95,9 @@ class Priorities:
 
 
 def quantiles(values: np.ndarray) -> dict[str, float]:
-    """How the values are spread, as JSON values."""
+    """How the values are spread, as JSON values; nothing where there are none."""
+    if not values.size:
+        return {}
     names = ("min", "5%", "25%", "median", "75%", "95%", "max")
     return dict(zip(names, np.quantile(values, (0, 0.05, 0.25, 0.5, 0.75, 0.95, 1)).tolist(), strict=True))
 

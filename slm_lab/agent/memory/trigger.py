@@ -21,7 +21,7 @@ class EveryFrames:
         self.carry = 0  # frames that wait for a round to be full
 
     def ready(self, frame: int) -> bool:
-        return frame >= self.start and self.ring.size >= self.needed
+        return frame >= self.start and self.ring.size >= min(self.needed, self.ring.max_size)
 
     def due(self, frame: int) -> int:
         since = max(self.counted, self.start)

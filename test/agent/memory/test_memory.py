@@ -232,7 +232,7 @@ def test_batches_that_a_caller_keeps_are_not_overwritten(lab):
     [
         ({"max_sise": 4}, "max_sise: no such key; did you mean 'max_size'?"),
         ({"max_size": 4, "batch_size": 8}, "batch_size 8 is more than max_size 4"),
-        ({"max_size": 0}, "max_size: Input should be greater than or equal to 1"),
+        ({"max_size": 0}, "max_size: got 0; must be an integer >= 1"),
     ],
 )
 def test_block_that_cannot_be_used_names_key_and_remedy(lab, block, message):
