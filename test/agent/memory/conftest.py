@@ -20,12 +20,14 @@ class Lab(NamedTuple):
     @staticmethod
     def make(name: str = "Replay", num_envs: int = 1, gamma: float = 0.5, **keys) -> Memory:
         made = {key: keys.pop(key) for key in ("seed", "training_frequency", "training_start_step") if key in keys}
-        if name in ("Replay", "PrioritizedReplay"):
+        if name in ("Replay", "PrioritizedReplay", "SequenceReplay"):
             keys.setdefault("batch_size", 1)
         return make_memory({"name": name, **keys}, LINE, TWO, num_envs, gamma, **made)
 
     @staticmethod
-    def add(memory: Memory, obs, next_obs=None, reward=0.0, terminated=False, truncated=False, **extras) -> None:
+    def add(
+        memory: Memory, obs, next_obs=None, reward=0.0, terminated=False, truncated=False, source=None, **extras
+    ) -> None:
         """One row of each env, from a number or a list of N; without `next_obs` each obs leads to obs + 1."""
 
         def of_envs(value, dtype):
@@ -40,6 +42,7 @@ class Lab(NamedTuple):
             of_envs(terminated, np.bool_),
             of_envs(truncated, np.bool_),
             next_obs,
+            source=source,
             **{name: of_envs(value, np.float32) for name, value in extras.items()},
         )
 

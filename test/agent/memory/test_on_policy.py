@@ -90,3 +90,31 @@ def test_each_row_appears_once_an_epoch_with_what_the_algorithm_added(lab):
     assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(10))
     assert epochs[0] != epochs[1]
     assert all((mini.extras["advantage"] == mini.obs[:, 0] * 10).all() for mini in minibatches)
+
+
+def test_cross_entropy_returns_the_best_episodes_in_time_order_and_forgets_the_rest(lab):
+    memory = lab.make("OnPolicyCrossEntropy", num_envs=2, training_frequency=4, cross_entropy=0.5)
+    lab.add(memory, [0, 100], reward=[1, 4], terminated=[False, True])
+    lab.add(memory, [1, 200], reward=[2, 1], truncated=[True, False])  # env 0: return 3, env 1: return 4
+    lab.add(memory, [10, 201], reward=[9, 1], terminated=[True, True])  # env 0: return 9, env 1: return 2
+    lab.add(memory, [20, 300], reward=[50, 50])  # unfinished
+    assert memory.ready(8)
+    batch = memory.drain()
+    assert batch.obs[:, 0].tolist() == [10, 100]
+    assert batch.end.tolist() == [True, True]
+    assert memory.size == 2
+
+
+@pytest.mark.parametrize(("share", "kept"), [(0.01, 1), (0.34, 2), (0.2, 1), (1.0, 5)])
+def test_cross_entropy_keeps_its_share_rounded_up_and_at_least_one(lab, share, kept):
+    memory = lab.make("OnPolicyCrossEntropy", cross_entropy=share)
+    for obs in range(5):
+        lab.add(memory, obs, reward=obs, terminated=True)
+    assert memory.all().obs[:, 0].tolist() == [0, 1, 2, 3, 4][5 - kept :]
+
+
+def test_cross_entropy_leaves_out_pieces_whose_end_is_unknown(lab):
+    memory = lab.make("OnPolicyCrossEntropy")
+    lab.add(memory, 0, reward=100)
+    lab.add(memory, 50, reward=1, terminated=True)  # begins elsewhere: the piece before was cut
+    assert memory.all().obs[:, 0].tolist() == [50]
