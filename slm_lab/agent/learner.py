@@ -21,6 +21,7 @@ from slm_lab.agent.net.settings import NetSettings
 from slm_lab.types import Batch
 
 ERRORS = "errors"  # the one entry of a loss's info that has a row for each of the batch: (B,) TD errors for the memory
+MOST_RECORDS = 1000  # values that wait for `report` to take their mean
 WHOLE = ""  # in place of a child's name: the whole net
 Loss = Callable[[Callable, Callable, Batch, dict[str, Tensor]], tuple[Tensor, dict[str, Tensor]]]
 Gradients = tuple[Tensor, list[Tensor], dict[str, Tensor]]  # they lie in the groups; loss, a norm of each group, info
@@ -82,7 +83,8 @@ class Learner:
         self.opt_step = 0
         self._target_frame = 0
         self._names: list[str] = []
-        self._means: Tensor | None = None
+        self._recent: list[Tensor] = []  # what the last steps reported, one after the other
+        self._means: Tensor | None = None  # over the steps before them
         self._count = 0
         self._compiled = (
             CompiledGradients(self.net, self.target, loss, self.groups, settings.clip_grad_val) if compiled else None
@@ -127,6 +129,7 @@ class Learner:
 
     def report(self) -> dict[str, float]:
         """Means since the last call of loss, gradient norm and what the loss reports; {} if no step was taken."""
+        self._fold_records()
         if self._means is None:
             return {}
         means = dict(zip(self._names, self._means.tolist(), strict=True))
@@ -148,12 +151,23 @@ class Learner:
         return loss.detach(), norms, {name: value.detach() for name, value in info.items()}
 
     def _record(self, values: dict[str, Tensor]) -> None:
-        self._count += 1
-        stacked = torch.stack(list(values.values()))
+        self._names = list(values)
+        self._recent += values.values()
+        if len(self._recent) > MOST_RECORDS:
+            self._fold_records()
+
+    def _fold_records(self) -> None:
+        """Bring the means up to date: the values wait as they are, for stacking them step by step takes longer."""
+        if not self._recent:
+            return
+        rows = torch.stack(self._recent).view(-1, len(self._names))
+        self._recent = []
+        self._count += len(rows)
+        mean = rows.mean(0)
         if self._means is None:
-            self._names, self._means = list(values), stacked
+            self._means = mean
         else:
-            self._means.lerp_(stacked, 1 / self._count)
+            self._means.lerp_(mean, len(rows) / self._count)
 
     @torch.no_grad()
     def _follow(self, frame: int) -> None:
@@ -176,7 +190,12 @@ class Learner:
             "optimizers": [optimizer_state(group.optimizer) for group in self.groups],
             "opt_step": self.opt_step,
             "target_frame": self._target_frame,
-            "report": {"names": self._names, "means": self._means, "count": self._count},
+            "report": {
+                "names": self._names,
+                "means": self._means,
+                "count": self._count,
+                "recent": torch.stack(self._recent) if self._recent else None,
+            },
         }
 
     @torch.no_grad()
@@ -189,8 +208,10 @@ class Learner:
             load_optimizer_state(group.optimizer, state)
         self.opt_step = tree["opt_step"]
         self._target_frame = tree["target_frame"]
-        self._names, means, self._count = (tree["report"][key] for key in ("names", "means", "count"))
-        self._means = None if means is None else means.to(self.device, copy=True)
+        report = tree["report"]
+        self._names, self._count = report["names"], report["count"]
+        self._means = None if report["means"] is None else report["means"].to(self.device, copy=True)
+        self._recent = [] if report["recent"] is None else list(report["recent"].to(self.device, copy=True).unbind())
 
     @torch.no_grad()
     def load_parameters(self, parameters: list[Tensor]) -> None:

@@ -20,6 +20,7 @@ FITTING = [
     for memory in registry.names("memory")
     for net in registry.names("net")
     if registry.find("algorithm", algorithm).on_policy == registry.find("memory", memory).on_policy
+    and registry.find("algorithm", algorithm).learns_from == registry.find("memory", memory).gives
 ]
 
 
@@ -243,7 +244,7 @@ def test_what_fits_is_no_mistake(lab, algorithm, memory, net):
 def test_an_off_policy_algorithm_with_an_on_policy_memory_is_one_mistake(lab, algorithm, memory):
     assert told(lab.spec(algorithm, memory)) == [
         f"agent.memory.name: {algorithm} learns off-policy, from rows drawn again and again: '{memory}' does not fit; "
-        "use Replay or PrioritizedReplay"
+        "use Replay or PrioritizedReplay or NStepReplay or HindsightReplay"
     ]
 
 
@@ -252,7 +253,7 @@ def test_an_off_policy_algorithm_with_an_on_policy_memory_is_one_mistake(lab, al
 def test_an_on_policy_algorithm_with_a_replay_memory_is_one_mistake(lab, algorithm, memory):
     assert told(lab.spec(algorithm, memory)) == [
         f"agent.memory.name: {algorithm} learns on-policy, from its newest rows: '{memory}' does not fit; "
-        "use OnPolicyReplay or OnPolicyBatchReplay"
+        "use OnPolicyReplay or OnPolicyBatchReplay or OnPolicyCrossEntropy"
     ]
 
 
@@ -283,14 +284,14 @@ def test_random_takes_any_action_of_one_part(lab):
 
 def test_compiling_pays_only_in_a_long_run(lab, monkeypatch):
     monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}")
-    assert not compile_pays(lab.spec("DQN", max_frame=99_999))
-    assert compile_pays(lab.spec("DQN", max_frame=100_000))
-    assert not compile_pays(lab.spec("DQN", max_frame=100_000, algorithm_={"training_frequency": 2}))
-    assert compile_pays(lab.spec("DQN", max_frame=50_000, algorithm_={"training_iter": 2}))
-    assert not compile_pays(lab.spec("ActorCritic", max_frame=100_000))  # two envs
+    assert not compile_pays(lab.spec("DQN", max_frame=49_999))
+    assert compile_pays(lab.spec("DQN", max_frame=50_000))
+    assert not compile_pays(lab.spec("DQN", max_frame=50_000, algorithm_={"training_frequency": 2}))
+    assert compile_pays(lab.spec("DQN", max_frame=25_000, algorithm_={"training_iter": 2}))
+    assert not compile_pays(lab.spec("ActorCritic", max_frame=50_000))  # two envs
     ppo = {"time_horizon": 16, "minibatch_size": 8, "training_epoch": 4}
-    assert compile_pays(lab.spec("PPO", max_frame=200_000, algorithm_=ppo))
-    assert not compile_pays(lab.spec("PPO", max_frame=199_999, algorithm_=ppo))
+    assert compile_pays(lab.spec("PPO", max_frame=100_000, algorithm_=ppo))
+    assert not compile_pays(lab.spec("PPO", max_frame=99_999, algorithm_=ppo))
     assert not compile_pays(lab.spec("Random", max_frame=10**9))
 
 
@@ -313,3 +314,21 @@ def test_learning_gives_no_warning(lab):
         warnings.simplefilter("error")
         for algorithm in LEARNING:
             lab.Life().go_on(lab.agent(algorithm, net_={"lr_scheduler_spec": {"name": "StepLR", "step_size": 9}}), 30)
+
+
+def test_a_memory_of_sequences_is_refused_where_an_algorithm_learns_from_transitions(lab):
+    assert told(lab.spec("DQN", "SequenceReplay")) == [
+        "agent.memory.name: 'SequenceReplay' gives sequences; DQN learns from transitions: "
+        "use Replay or PrioritizedReplay or NStepReplay or HindsightReplay"
+    ]
+
+
+def test_a_memory_of_goals_is_refused_where_the_env_has_none(lab):
+    goals = {"achieved": "achieved_goal", "desired": "desired_goal"}
+    assert told(lab.spec("DQN", "HindsightReplay", memory_=goals)) == [
+        "agent.memory.achieved: achieved_goal is not there; the observation is flat: "
+        "give [start, stop] or {'indices': […]}"
+    ]
+    assert told(lab.spec("DQN", "HindsightReplay", memory_={"reward_fn": "env"})) == [
+        "agent.memory.reward_fn: 'env' was given, but this env has no compute_reward; use 'sparse' or 'module:function'"
+    ]

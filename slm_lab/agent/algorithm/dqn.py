@@ -57,7 +57,7 @@ class VanillaDQN(Algorithm):
 
     Settings = VanillaDQNSettings
     on_policy = False
-    reports = ("explore_var", "q")
+    reports = ("explore_var",)
     has_target = False
 
     def __init__(self, settings: VanillaDQNSettings, net_settings: NetSettings, site: Site):
@@ -99,16 +99,16 @@ class VanillaDQN(Algorithm):
 
     def loss(self, net: Callable, target: Callable, batch: Batch, loss_function: Callable):
         """The weighted loss between Q(s, a) and its target; `errors` is (B,) how far apart they are."""
-        index = batch.action.long().unsqueeze(-1) - self.first_action
-        q = net(batch.obs).gather(-1, index).squeeze(-1)
+        index = batch.action - self.first_action if self.first_action else batch.action
+        q = net(batch.obs).gather(-1, index.unsqueeze(-1)).squeeze(-1)
         with torch.no_grad():
-            wanted = batch.reward + batch.discount * self.next_value(net, target, batch.next_obs)
+            wanted = torch.addcmul(batch.reward, batch.discount, self.next_value(net, target, batch.next_obs))
         loss = (batch.weight * loss_function(q, wanted, reduction="none")).mean()
-        return loss, {ERRORS: (wanted - q.detach()).abs(), "q": q.detach().mean()}
+        return loss, {ERRORS: (wanted - q.detach()).abs()}
 
     def next_value(self, net: Callable, target: Callable, next_obs: Tensor) -> Tensor:
         """(B,) the best value that the target net sees, or without one the net itself."""
-        return target(next_obs).max(-1).values
+        return target(next_obs).amax(-1)
 
     def variables(self, frame: int) -> dict[str, float]:
         return {"explore_var": self.settings.explore_var_spec.at(frame)}

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
+import torch
+import torch.nn.functional as F
 from gymnasium import spaces
 from pydantic import Field, field_validator
 from torch import Tensor, nn
@@ -15,17 +17,17 @@ from slm_lab.agent.net.settings import NetSettings
 from slm_lab.errors import Mistake
 
 ACTIVATIONS = {
-    "relu": nn.ReLU,
-    "tanh": nn.Tanh,
-    "selu": nn.SELU,
-    "elu": nn.ELU,
-    "leakyrelu": nn.LeakyReLU,
-    "leaky_relu": nn.LeakyReLU,
-    "sigmoid": nn.Sigmoid,
-    "softplus": nn.Softplus,
-    "gelu": nn.GELU,
-    "silu": nn.SiLU,
-    "mish": nn.Mish,
+    "relu": F.relu,
+    "tanh": torch.tanh,
+    "selu": F.selu,
+    "elu": F.elu,
+    "leakyrelu": F.leaky_relu,
+    "leaky_relu": F.leaky_relu,
+    "sigmoid": torch.sigmoid,
+    "softplus": F.softplus,
+    "gelu": F.gelu,
+    "silu": F.silu,
+    "mish": F.mish,
 }
 SELU_SCALE, SELU_ALPHA = 1.0507009873554805, 1.6732632423543772  # Klambauer 2017, section 2
 
@@ -75,14 +77,14 @@ class MLPNet(nn.Module):
         self.num_classes = int(observation_space.n) if isinstance(observation_space, spaces.Discrete) else None
         self.first_class = int(observation_space.start) if self.num_classes else 0
         width = self.num_classes or int(np.prod(observation_space.shape))
-        layers: list[nn.Module] = []
+        self.body = nn.ModuleList()
+        self.norms = nn.ModuleList()
         for units in settings.hid_layers:
-            layers.append(nn.Linear(width, units))
+            self.body.append(nn.Linear(width, units))
             if settings.layer_norm:
-                layers.append(nn.LayerNorm(units))
-            layers.append(ACTIVATIONS[settings.hid_layers_activation]())
+                self.norms.append(nn.LayerNorm(units))
             width = units
-        self.body = nn.Sequential(*layers)
+        self.activation = ACTIVATIONS[settings.hid_layers_activation]
         self.heads = nn.ModuleDict({name: self.make_head(name, width, units) for name, units in heads.items()})
         initialise(self.body, settings.init_fn, hidden_gain(settings.hid_layers_activation))
         for name, head in self.heads.items():
@@ -108,11 +110,16 @@ class MLPNet(nn.Module):
 
     def encode(self, obs: Tensor) -> Tensor:
         if self.num_classes:
-            return nn.functional.one_hot(obs.long() - self.first_class, self.num_classes).float()
-        return obs.reshape(len(obs), -1).float()
+            return F.one_hot(obs.long() - self.first_class, self.num_classes).float()
+        return (obs if obs.dim() == 2 else obs.reshape(len(obs), -1)).float()
 
     def forward(self, obs: Tensor) -> Tensor | tuple[Tensor, ...]:
-        hidden = self.body(self.encode(obs))
+        hidden = self.encode(obs)
+        for place, layer in enumerate(self.body):
+            hidden = F.linear(hidden, layer.weight, layer.bias)  # calling the module takes a small net a third longer
+            if self.settings.layer_norm:
+                hidden = self.norms[place](hidden)
+            hidden = self.activation(hidden)
         out = tuple(head(hidden) for head in self.heads.values())
         return out[0] if len(out) == 1 else out
 
@@ -124,7 +131,7 @@ class MLPNet(nn.Module):
         activation = NUMPY_ACTIVATIONS.get(self.settings.hid_layers_activation)
         if activation is None or self.settings.layer_norm or next(self.parameters()).device.type != "cpu":
             return None
-        hidden = [numpy_linear(layer) for layer in self.body if isinstance(layer, nn.Linear)]
+        hidden = [numpy_linear(layer) for layer in self.body]
         last = self.numpy_head(self.heads[head])
         one_hot = np.eye(self.num_classes, dtype=np.float32) if self.num_classes else None
 
