@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 
 import gymnasium
 from gymnasium import error, spaces
@@ -44,6 +45,12 @@ def make_env(spec: EnvSpec, render_mode: str | None = None) -> gymnasium.Env:
         raise SpecError([Mistake(place, refused)]) from problem
     _check_spaces(spec.name, env)
     return env
+
+
+def goal_functions(env: gymnasium.Env) -> tuple[Callable | None, Callable | None]:
+    """What a goal env says of any pair of goals: its compute_reward and compute_terminated, where it has them."""
+    inner = env.unwrapped
+    return getattr(inner, "compute_reward", None), getattr(inner, "compute_terminated", None)
 
 
 def display_available() -> bool:

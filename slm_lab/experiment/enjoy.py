@@ -33,7 +33,7 @@ def play(spec: Spec, folder: SessionFolder, episodes: int, render: bool) -> Iter
     """(return, length) of each episode as it ends."""
     env = VectorEnv(spec.env, spec.meta.seed or 0, num_envs=1, stream="enjoy", render_mode="human" if render else None)
     try:
-        agent = Agent(spec, env.observation_space, env.action_space, spec.meta.seed or 0)
+        agent = Agent(spec, env.observation_space, env.action_space, spec.meta.seed or 0, env.goal_functions)
         frame = load_policy(agent, folder)
         obs = env.reset()
         for _ in range(episodes):

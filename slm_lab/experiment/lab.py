@@ -16,7 +16,7 @@ from rich.console import Console
 
 from slm_lab import __version__
 from slm_lab.agent.agent import check_agent
-from slm_lab.env import make_env
+from slm_lab.env import goal_functions, make_env
 from slm_lab.env.make import display_available
 from slm_lab.errors import Interrupted, Mistake, RunError, SpecError, StoppedAtOnce
 from slm_lab.experiment import dev
@@ -40,7 +40,7 @@ def check(spec: Spec) -> None:
     """Build the env once and see whether the parts fit; raises SpecError, writes nothing."""
     env = make_env(spec.env)
     try:
-        mistakes = check_agent(spec, env.observation_space, env.action_space)
+        mistakes = check_agent(spec, env.observation_space, env.action_space, goal_functions(env))
     finally:
         env.close()
     if mistakes:

@@ -65,7 +65,8 @@ class Session:
         seed = seeds.derive(spec.meta.seed, "session", folder.index)
         self.clock = Clock()
         self.env = VectorEnv(spec.env, seed, render_mode="human" if render else None)
-        self.agent = watch(Agent(spec, self.env.observation_space, self.env.action_space, seed), self.env)
+        spaces = self.env.observation_space, self.env.action_space
+        self.agent = watch(Agent(spec, *spaces, seed, self.env.goal_functions), self.env)
         episodes = spec.meta.rigorous_eval
         self.evaluator = Evaluator(spec.env, episodes, seed) if episodes else None
         self.checkpoints = Checkpoints(folder)

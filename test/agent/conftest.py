@@ -61,6 +61,8 @@ class Lab:
         agent = {"algorithm": {"name": algorithm, **blocks.get("algorithm_", {})}}
         if memory:
             small = {"batch_size": 8, "max_size": 1000} if "OnPolicy" not in memory else {}
+            if memory == "HindsightReplay":
+                small |= {"achieved": [0, 1], "desired": [1, 2], "reward_fn": "sparse"}
             agent["memory"] = {"name": memory, **small, **blocks.get("memory_", {})}
             agent["net"] = {"type": "MLPNet", "hid_layers": [4], **blocks.get("net_", {})}
         env = {"name": "CartPole-v1", "num_envs": num_envs, "max_frame": max_frame}

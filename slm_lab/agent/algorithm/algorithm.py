@@ -59,6 +59,7 @@ class Algorithm:
 
     Settings: ClassVar[type[Settings]]
     on_policy: ClassVar[bool | None]  # which memories fit; None: any, or none at all
+    learns_from: ClassVar[str] = "transitions"  # what the memory gives
     needs_learning: ClassVar[bool] = True
     reports: ClassVar[tuple[str, ...]] = ()  # what `report` gives besides loss, lr and grad_norm: columns of the table
     learner: Learner | None = None

@@ -6,7 +6,7 @@ stays as it was.
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Literal, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -14,10 +14,10 @@ from pydantic import Field, field_validator, model_validator
 
 from slm_lab.agent.memory.episodes import Episodes
 from slm_lab.agent.memory.fields import DISCOUNT, Layout
-from slm_lab.agent.memory.goals import GoalPlace, Place, ask, done_function, reward_function
+from slm_lab.agent.memory.goals import GoalFunction, GoalPlace, Place, ask, done_function, reward_function
 from slm_lab.agent.memory.presets import OptionallyPrioritized, OptionallyPrioritizedSettings
 from slm_lab.agent.memory.ring import FLAG_BITS, TERMINATED
-from slm_lab.errors import InvalidMemorySpec
+from slm_lab.errors import InvalidMemorySpec, Mistake
 from slm_lab.lib.jit import njit
 from slm_lab.types import Batch
 
@@ -77,6 +77,32 @@ class HindsightReplaySettings(OptionallyPrioritizedSettings):
         return self
 
 
+class Goals(NamedTuple):
+    """Where goals are, and what another goal makes of a step."""
+
+    achieved: GoalPlace
+    desired: GoalPlace
+    reward: GoalFunction
+    done: GoalFunction | None
+
+
+def goals_of(
+    settings: HindsightReplaySettings,
+    layout: Layout,
+    compute_reward: GoalFunction | None,
+    compute_terminated: GoalFunction | None,
+) -> Goals:
+    """Raises InvalidMemorySpec where the observation has no such goals or a function is not to be had."""
+    achieved = GoalPlace(layout, settings.achieved, "achieved")
+    desired = GoalPlace(layout, settings.desired, "desired")
+    if achieved.shape != desired.shape:
+        problem = f"has shape {desired.shape}, and achieved {achieved.shape}: they must be alike"
+        raise InvalidMemorySpec([Mistake("desired", problem)])
+    threshold = settings.distance_threshold
+    reward = reward_function(settings.reward_fn, compute_reward, threshold)
+    return Goals(achieved, desired, reward, done_function(settings.done_fn, compute_terminated, threshold))
+
+
 class HindsightReplay(OptionallyPrioritized):
     """Uniform or prioritized replay whose samples are relabelled; `all` tells the rows as they were."""
 
@@ -85,17 +111,18 @@ class HindsightReplay(OptionallyPrioritized):
 
     def _use_layout(self, layout: Layout) -> None:
         super()._use_layout(layout)
-        settings = self.settings
-        self._achieved = GoalPlace(layout, settings.achieved, "achieved")
-        self._desired = GoalPlace(layout, settings.desired, "desired")
-        if self._achieved.shape != self._desired.shape:
-            raise InvalidMemorySpec(
-                f"achieved and desired differ in shape: {self._achieved.shape} and {self._desired.shape}"
-            )
-        threshold = settings.distance_threshold
-        self._reward = reward_function(settings.reward_fn, self.compute_reward, threshold)
-        self._done = done_function(settings.done_fn, self.compute_terminated, threshold)
+        self._goals = goals_of(self.settings, layout, self.compute_reward, self.compute_terminated)
         self._episodes = Episodes(self.ring)
+
+    @classmethod
+    def check_layout(
+        cls,
+        settings: HindsightReplaySettings,
+        layout: Layout,
+        compute_reward: GoalFunction | None,
+        compute_terminated: GoalFunction | None,
+    ) -> None:
+        goals_of(settings, layout, compute_reward, compute_terminated)
 
     def sample(
         self,
@@ -120,12 +147,12 @@ class HindsightReplay(OptionallyPrioritized):
         if not rows.size:
             return
         goals, achieved, factors, ended, steps = self._look_ahead(ids[rows], uniforms[rows], n_step)
-        self._desired.write(batch.obs, rows, goals)
-        self._desired.write(batch.next_obs, rows, goals)
+        self._goals.desired.write(batch.obs, rows, goals)
+        self._goals.desired.write(batch.next_obs, rows, goals)
         pairs = achieved.reshape(-1, *goals.shape[1:]), np.repeat(goals, n_step, axis=0)
-        rewards = ask(self._reward, "reward_fn", *pairs).reshape(ended.shape)
-        if self._done is not None:
-            ended = ask(self._done, "done_fn", *pairs).reshape(ended.shape).astype(np.bool_)
+        rewards = ask(self._goals.reward, "reward_fn", *pairs).reshape(ended.shape)
+        if self._goals.done is not None:
+            ended = ask(self._goals.done, "done_fn", *pairs).reshape(ended.shape).astype(np.bool_)
         reward, discount, taken = sum_up(rewards.astype(np.float32), factors, ended, steps)
         batch.reward.numpy()[rows] = reward
         batch.discount.numpy()[rows] = discount
@@ -138,7 +165,7 @@ class HindsightReplay(OptionallyPrioritized):
     def _look_ahead(self, ids: np.ndarray, uniforms: np.ndarray, n_step: int) -> tuple[np.ndarray, ...]:
         """Goals (R, ...), and of each step of the horizon what was achieved (R, n, ...), the discount up to there and
         whether it was terminal (R, n), with how many steps there are (R,); what lies beyond repeats the last."""
-        ring, place, episodes = self.ring, self._achieved, self._episodes
+        ring, place, episodes = self.ring, self._goals.achieved, self._episodes
         episodes.note()
         count = ids.size
         goals = np.empty((count, place.nbytes), np.uint8)
@@ -158,7 +185,7 @@ class HindsightReplay(OptionallyPrioritized):
     def _lead_to(self, batch: Batch, rows: np.ndarray, goals: np.ndarray, steps: int) -> None:
         """Let these rows of the batch lead to what they led to after so many steps."""
         sooner = self.view.read(batch.ids.numpy()[rows], steps).next_obs
-        self._desired.write(sooner, np.arange(rows.size), goals)
+        self._goals.desired.write(sooner, np.arange(rows.size), goals)
         places = torch.from_numpy(rows)
         for key in sooner if isinstance(sooner, dict) else (None,):
             whole, part = (batch.next_obs, sooner) if key is None else (batch.next_obs[key], sooner[key])

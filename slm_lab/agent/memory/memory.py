@@ -22,7 +22,7 @@ from slm_lab.agent.memory.sampler import Uniform
 from slm_lab.agent.memory.stage import Stage, as_array
 from slm_lab.agent.memory.view import Transitions, take
 from slm_lab.agent.memory.window import Windows
-from slm_lab.errors import EmptyMemory, InvalidMemorySpec, InvalidRow, RunError
+from slm_lab.errors import EmptyMemory, InvalidMemorySpec, InvalidRow, Mistake, RunError
 from slm_lab.lib import seeds
 from slm_lab.spec.settings import Settings
 from slm_lab.types import Arrays, Batch
@@ -35,6 +35,7 @@ class Memory:
 
     Settings: ClassVar[type[Settings]]
     on_policy: ClassVar[bool]
+    gives: ClassVar[str] = "transitions"  # what its batches consist of; an algorithm says what it `learns_from`
 
     def __init__(
         self,
@@ -66,6 +67,32 @@ class Memory:
         self.sampler = self.make_sampler()
         self.trigger = self.make_trigger()
         self._use_layout(self.ring.layout)
+
+    @classmethod
+    def check(
+        cls,
+        settings: Any,
+        observation_space: spaces.Space,
+        compute_reward: Callable | None = None,
+        compute_terminated: Callable | None = None,
+    ) -> list[Mistake]:
+        """Which keys do not fit such an env; empty where all do. Nothing is built."""
+        try:
+            layout = Layout(in_stacks(fields_of(observation_space, "obs"), getattr(settings, "frame_stack", 1)), ())
+            cls.check_layout(settings, layout, compute_reward, compute_terminated)
+        except InvalidMemorySpec as problem:
+            return problem.mistakes
+        return []
+
+    @classmethod
+    def check_layout(
+        cls,
+        settings: Any,
+        layout: Layout,
+        compute_reward: Callable | None,
+        compute_terminated: Callable | None,
+    ) -> None:
+        """Raise InvalidMemorySpec where keys do not fit the observation's fields or what the env can tell of goals."""
 
     def make_ring(self, layout: Layout) -> Ring:
         raise NotImplementedError

@@ -48,6 +48,7 @@ class SequenceReplay(OptionallyPrioritized):
     """
 
     Settings = SequenceReplaySettings
+    gives = "sequences"
     settings: SequenceReplaySettings
 
     def make_windows(self) -> Windows:
