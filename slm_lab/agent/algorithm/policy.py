@@ -150,8 +150,8 @@ def epsilon_greedy(values: np.ndarray, epsilon: float, rng: np.random.Generator)
     """(N,) the best action of each row, but a uniformly random one where that row's own coin falls below epsilon."""
     best = values.argmax(-1)
     coins = rng.random(len(values)) < epsilon
-    if coins.any():
-        best[coins] = rng.integers(values.shape[-1], size=int(coins.sum()))
+    if heads := np.count_nonzero(coins):
+        best[coins] = rng.integers(values.shape[-1], size=heads)
     return best
 
 
