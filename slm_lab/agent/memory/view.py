@@ -9,9 +9,14 @@ import numpy as np
 import torch
 
 from slm_lab.agent.memory.fields import DISCOUNT, Field
-from slm_lab.agent.memory.ring import FLAG_BITS, TERMINATED, Ring, copy_bytes
+from slm_lab.agent.memory.ring import FLAG_BITS, TERMINATED, Ring
+from slm_lab.lib.bytes import copy, fetch
 from slm_lab.lib.jit import njit
 from slm_lab.types import Batch
+
+AHEAD = 16  # rows that are fetched before they are read
+LINE = 64  # bytes that come into the cache at a time
+MOST_BYTES, MOST_STEPS = 512, 8  # of a row or a horizon fetched ahead; what comes after is in order and comes by itself
 
 
 class Transitions:
@@ -107,36 +112,86 @@ def gather(
     """Sum rewards over the horizon and copy each part of each row to its place in `block`, part after part."""
     envs = head.size
     slots = raw.shape[0] // envs
+    width = raw.shape[1]
     count = ids.size
-    for index in range(count):
-        env = ids[index] % envs
-        first = ids[index] // envs
-        row = first % slots * envs + env
+    rows = np.empty(count, np.int64)  # where they are; found once, since division is slow
+    for index in range(-AHEAD, count):
+        if index + AHEAD < count:
+            rows[index + AHEAD] = fetch_rows(raw, ids[index + AHEAD], envs, slots, n_step, link_word)
+        if index < 0:
+            continue
+        row = rows[index]
+        first, env, slot = ids[index], 0, row
+        if envs > 1:
+            first = ids[index] // envs
+            env = ids[index] - first * envs
+            slot = (row - env) // envs
         last = row
         total = 0.0
         factor = 1.0
         taken = 0
         while True:
-            last = (first + taken) % slots * envs + env
             total += factor * floats[last, reward_word]
             factor *= gamma if discount_word < 0 else gamma * floats[last, discount_word]
             taken += 1
+            slot = slot + 1 if slot + 1 < slots else 0
             if taken == n_step or links[last, link_word] != 0 or first + taken == head[env]:
                 break
+            last = slot * envs + env
         link = links[last, link_word]
         reward[index] = total
         discount[index] = 0.0 if link & TERMINATED else factor
         steps[index] = taken
-        after = finals[(link >> FLAG_BITS) - 1] if link != 0 else raw[(first + taken) % slots * envs + env]
         for part in range(copies.shape[0]):
-            offset, size = copies[part, 0], copies[part, 1]
-            source = after if copies[part, 3] else raw[row]
-            target = copies[part, 2] * count + index * size * copies[part, 4]
-            t = first + taken if copies[part, 3] else first
-            for frame in range(copies[part, 4] - 1, -1, -1):  # the newest, and going back those before it in its piece
-                start = target + frame * size
-                copy_bytes(block[start : start + size], source[offset : offset + size], size)
-                earlier = (t - 1) % slots * envs + env
-                if frame and t > max(tail[env] - history, 0) and (t == first + taken or links[earlier, link_word] == 0):
-                    t -= 1
-                    source = raw[earlier]
+            offset, size, place, is_next, stack = copies[part]
+            target = place * count + index * size * stack
+            if stack > 1:
+                newest = first + taken if is_next else first
+                oldest = max(tail[env] - history, 0)
+                copy_stack(raw, links, finals, link_word, envs, env, newest, oldest, link if is_next else -1,
+                           block, target, offset, size, stack)  # fmt: skip
+            elif not is_next:
+                copy(block, target, raw, row * width + offset, size)
+            elif link == 0:
+                copy(block, target, raw, (slot * envs + env) * width + offset, size)
+            else:
+                copy(block, target, finals, ((link >> FLAG_BITS) - 1) * finals.shape[1] + offset, size)
+
+
+@njit
+def fetch_rows(raw, write_id, envs, slots, n_step, link_word):
+    """Where in the table the row is. It, the one after its horizon and the links between will soon be in the cache: a
+    draw is all over the table, and every row would be waited for."""
+    row = write_id % (envs * slots)
+    slot, env = row // envs, row % envs
+    width = raw.shape[1]
+    for step in range(min(n_step, MOST_STEPS) + 1):
+        start = (slot * envs + env) * width
+        if step == 0 or step == n_step:
+            for at in range(0, min(width, MOST_BYTES), LINE):
+                fetch(raw, start + at)
+            fetch(raw, start + width - 1)
+        else:
+            fetch(raw, start + 4 * link_word)
+        slot = slot + 1 if slot + 1 < slots else 0
+    return row
+
+
+@njit
+def copy_stack(raw, links, finals, link_word, envs, env, t, oldest, link, block, target, offset, size, stack):
+    """The frame of row t and, going back, those before it in its piece; at the beginning the first is repeated.
+
+    With a `link` (0 and more) the newest frame is what the row before t led to: row t itself only where that is 0.
+    """
+    slots = raw.shape[0] // envs
+    width = raw.shape[1]
+    start = (t % slots * envs + env) * width
+    for frame in range(stack - 1, -1, -1):
+        if frame == stack - 1 and link > 0:
+            copy(block, target + frame * size, finals, ((link >> FLAG_BITS) - 1) * finals.shape[1] + offset, size)
+        else:
+            copy(block, target + frame * size, raw, start + offset, size)
+        earlier = (t - 1) % slots * envs + env
+        if t > oldest and (links[earlier, link_word] == 0 or (frame == stack - 1 and link >= 0)):
+            t -= 1
+            start = earlier * width
