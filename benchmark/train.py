@@ -2,9 +2,10 @@
 
     python benchmark/train.py [--frames 6000] [--rounds 5] [--eager]
 
-The libraries take turns in one process; each turn trains afresh. Its first frames, before learning starts, are
-left out, and so is the time that compiling takes (`meta.compile: auto` compiles a run of the spec's full length, where a
-learn step every frame makes 80,000 of them; a turn here is only a piece of such a run). Printed are the medians over the turns and the ratio; absolute figures depend on the machine and its load.
+The libraries take turns in one process; each turn trains afresh. Left out are its first frames, before learning starts,
+and the time that compiling takes: `meta.compile: auto` compiles a run of the spec's full length, in which learning
+every frame makes 80,000 steps, and a turn here is a piece of such a run. Printed are the medians over the turns and the
+ratio; absolute figures depend on the machine and its load.
 """
 
 from __future__ import annotations

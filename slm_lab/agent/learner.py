@@ -16,7 +16,16 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value
 
-from slm_lab.agent.net.optim import Lookahead, LRSchedule, OptimSpec, bare_step, make_optimizer
+from slm_lab.agent.net.optim import (
+    Arithmetic,
+    Lookahead,
+    LRSchedule,
+    OptimSpec,
+    adam_state,
+    arithmetic,
+    bare_step,
+    make_optimizer,
+)
 from slm_lab.agent.net.settings import NetSettings
 from slm_lab.types import Batch
 
@@ -24,7 +33,7 @@ ERRORS = "errors"  # the one entry of a loss's info that has a row for each of t
 MOST_RECORDS = 1000  # values that wait for `report` to take their mean
 WHOLE = ""  # in place of a child's name: the whole net
 Loss = Callable[[Callable, Callable, Batch, dict[str, Tensor]], tuple[Tensor, dict[str, Tensor]]]
-Gradients = tuple[Tensor, list[Tensor], dict[str, Tensor]]  # they lie in the groups; loss, a norm of each group, info
+Told = tuple[Tensor, list[Tensor], dict[str, Tensor]]  # of a step: the loss, the gradient's norm in each group, info
 
 
 def flatten(module: nn.Module, *, trained: bool) -> nn.Parameter:
@@ -49,9 +58,19 @@ class Group:
     optimizer: torch.optim.Optimizer | Lookahead
     schedule: LRSchedule
     target: nn.Parameter | None  # the same parameters of the target net
+    arithmetic: Arithmetic | None  # the optimizer's step, where it can be compiled
 
     def __post_init__(self):
         self.step = bare_step(self.optimizer)
+        self.lr = torch.tensor(self.schedule.base_lr, device=self.flat.device)
+
+    def set_learning_rate(self, frame: int) -> None:
+        if self.schedule.constant:
+            return
+        rate = self.schedule.at(frame)
+        self.lr.fill_(rate)
+        for parameters in self.optimizer.param_groups:
+            parameters["lr"] = rate
 
 
 class Learner:
@@ -87,7 +106,7 @@ class Learner:
         self._means: Tensor | None = None  # over the steps before them
         self._count = 0
         self._compiled = (
-            CompiledGradients(self.net, self.target, loss, self.groups, settings.clip_grad_val) if compiled else None
+            CompiledStep(self.net, self.target, loss, self.groups, settings.clip_grad_val) if compiled else None
         )
 
     def _make_group(self, name: str, spec: OptimSpec) -> Group:
@@ -98,19 +117,19 @@ class Learner:
             make_optimizer(spec, flat),
             LRSchedule(self.settings.lr_scheduler_spec, spec.lr),
             flatten(self.target.get_submodule(name), trained=False) if has_target else None,
+            arithmetic(spec),
         )
 
     def step(self, batch: Batch, frame: int, **scalars: float) -> Tensor | None:
         """One update at this frame; returns the (B,) errors of the batch's rows if the loss reports them."""
         batch = self.to_device(batch)
         numbers = {name: torch.tensor(value, device=self.device) for name, value in scalars.items()}
-        self._set_learning_rates(frame)
+        for group in self.groups:
+            group.set_learning_rate(frame)
         if self._compiled is not None and self._compiled.fits(batch):
             loss, norms, info = self._compiled(batch, numbers)
         else:
-            loss, norms, info = self._eager_gradients(batch, numbers)
-        for group in self.groups:
-            group.step()
+            loss, norms, info = self._eager_step(batch, numbers)
         self.opt_step += 1
         errors = info.pop(ERRORS, None)
         self._record({"loss": loss, "grad_norm": norms[0] if len(norms) == 1 else torch.stack(norms).norm(), **info})
@@ -136,18 +155,14 @@ class Learner:
         self._names, self._means, self._count = [], None, 0
         return means
 
-    def _set_learning_rates(self, frame: int) -> None:
-        for group in self.groups:
-            if not group.schedule.constant:
-                for parameters in group.optimizer.param_groups:
-                    parameters["lr"] = group.schedule.at(frame)
-
-    def _eager_gradients(self, batch: Batch, scalars: dict[str, Tensor]) -> Gradients:
+    def _eager_step(self, batch: Batch, scalars: dict[str, Tensor]) -> Told:
         for group in self.groups:
             group.flat.grad.zero_()
         loss, info = self.loss(self.net, self.target, batch, scalars)
         loss.backward()
         norms = [clip(group.flat.grad, self.settings.clip_grad_val) for group in self.groups]
+        for group in self.groups:
+            group.step()
         return loss.detach(), norms, {name: value.detach() for name, value in info.items()}
 
     def _record(self, values: dict[str, Tensor]) -> None:
@@ -228,14 +243,20 @@ def clip(grad: Tensor, largest: float | None) -> Tensor:
     return norm
 
 
-class CompiledGradients:
-    """The loss and its clipped gradients as one compiled function, for batches of the size of the first one."""
+class CompiledStep:
+    """The learn step as one compiled function, for batches of the size of the first one.
+
+    Loss, gradients and clipping, and the optimizers too where all can be told as plain arithmetic.
+    """
 
     def __init__(self, net: nn.Module, target: nn.Module, loss: Loss, groups: list[Group], clip_grad_val: float | None):
         self.net, self.target, self.loss, self.groups, self.clip_grad_val = net, target, loss, groups, clip_grad_val
         self.rows: int | None = None
         self._places = self._find_places()
-        self._function = torch.compile(self._gradients, fullgraph=True, dynamic=False)
+        self._optimizers = [group.arithmetic for group in groups if group.arithmetic is not None]
+        self._with_optimizers = len(self._optimizers) == len(groups)
+        function = self._whole_step if self._with_optimizers else self._gradients
+        self._function = torch.compile(function, fullgraph=True, dynamic=False)
 
     def fits(self, batch: Batch) -> bool:
         """Whether the batch has the size that was compiled for; another, such as an epoch's rest, is left to eager."""
@@ -244,14 +265,26 @@ class CompiledGradients:
         return rows == self.rows
 
     @torch.no_grad()
-    def __call__(self, batch: Batch, scalars: dict[str, Tensor]) -> Gradients:
+    def __call__(self, batch: Batch, scalars: dict[str, Tensor]) -> Told:
         flats = [group.flat.data for group in self.groups]
         targets = [group.target.data for group in self.groups if group.target is not None]
         columns = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
-        grads, (loss, norms, info) = self._function(flats, targets, columns, scalars)
+        if self._with_optimizers:
+            states = [adam_state(group.optimizer, group.flat) for group in self.groups]
+            rates = [group.lr for group in self.groups]
+            return self._function(flats, targets, columns, scalars, states, rates)
+        grads, told = self._function(flats, targets, columns, scalars)
         for group, grad in zip(self.groups, grads, strict=True):
             group.flat.grad.copy_(grad)
-        return loss, norms, info
+            group.step()
+        return told
+
+    def _whole_step(self, flats, targets, columns, scalars, states, rates) -> Told:
+        """Changes the parameters and the optimizers' states in place."""
+        grads, told = self._gradients(flats, targets, columns, scalars)
+        for optimizer, *values in zip(self._optimizers, flats, grads, states, rates, strict=True):
+            optimizer(*values)
+        return told
 
     def _gradients(self, flats: list[Tensor], targets: list[Tensor], columns: dict, scalars: dict[str, Tensor]):
         """Pure: the gradient for each flat tensor, and what goes with them."""

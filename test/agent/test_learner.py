@@ -282,6 +282,8 @@ def test_a_new_learner_can_be_saved_before_its_first_step(tmp_path):
         # 10 rows in minibatches of 4, 4 and 2: the odd one is not compiled for
         ("PPO", {"algorithm_": {"time_horizon": 5, "minibatch_size": 4}, "net_": {"shared": False}}),
         ("DoubleDQN", {"net_": {"type": "DuelingMLPNet", "clip_grad_val": 0.1}}),
+        # torch takes the step of its own optimizer
+        ("DQN", {"net_": {"optim_spec": {"name": "SGD", "lr": 0.01, "momentum": 0.9}}}),
     ],
 )
 def test_a_compiled_step_is_the_eager_step(lab, name, keys):

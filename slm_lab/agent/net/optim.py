@@ -209,6 +209,46 @@ def make_optimizer(
     return Lookahead(optimizer, **own) if spec.name == "Lookahead" else optimizer
 
 
+Arithmetic = Callable[[torch.Tensor, torch.Tensor, dict[str, torch.Tensor], torch.Tensor], None]
+
+
+def arithmetic(spec: OptimSpec) -> Arithmetic | None:
+    """(values, grad, state, lr) -> None: the optimizer's step as plain operations that a compiler can fuse with others.
+
+    The state is torch's own for that optimizer. None for the steps that only torch can take.
+    """
+    keywords = spec.keywords()
+    if spec.name not in ("Adam", "AdamW") or keywords.keys() - {"betas", "eps", "weight_decay"}:
+        return None
+    beta1, beta2 = keywords.get("betas", (0.9, 0.999))
+    eps = keywords.get("eps", 1e-8)
+    decay = keywords.get("weight_decay", 0.01 if spec.name == "AdamW" else 0.0)
+
+    def adam(values: torch.Tensor, grad: torch.Tensor, state: dict[str, torch.Tensor], lr: torch.Tensor) -> None:
+        """Kingma 2015, algorithm 1; AdamW decays apart from the gradient (Loshchilov 2019, algorithm 2)."""
+        step, mean, square = state["step"], state["exp_avg"], state["exp_avg_sq"]
+        step.add_(1)
+        if decay and spec.name == "AdamW":
+            values.mul_(1 - lr * decay)
+        elif decay:
+            grad = grad + decay * values
+        mean.lerp_(grad, 1 - beta1)
+        square.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+        root = (square / (1 - beta2**step)).sqrt() + eps
+        values.sub_(lr / (1 - beta1**step) * mean / root)
+
+    return adam
+
+
+def adam_state(optimizer: torch.optim.Optimizer, values: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The optimizer's state for these values, as torch begins it at the first step."""
+    state = optimizer.state[values]
+    if not state:
+        state["step"] = torch.zeros((), device=values.device)
+        state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(values.data), torch.zeros_like(values.data)
+    return state
+
+
 def bare_step(optimizer: torch.optim.Optimizer | Lookahead) -> Callable[[], Any]:
     """The optimizer's `step` without the hooks and the profiler's record that torch puts around it, which nobody asks
     for here: 45 of the 500 µs of a small DQN's learn step."""

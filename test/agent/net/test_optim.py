@@ -14,6 +14,8 @@ from slm_lab.agent.net.optim import (
     LRSchedule,
     LRSchedulerSpec,
     OptimSpec,
+    adam_state,
+    arithmetic,
     bare_step,
     make_optimizer,
 )
@@ -206,3 +208,34 @@ def test_what_a_schedule_cannot_take_is_refused_when_the_spec_is_read(given, tol
     with pytest.raises(ValidationError) as caught:
         LRSchedulerSpec(**given)
     assert told in str(caught.value)
+
+
+# as arithmetic
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"name": "Adam", "lr": 0.1},
+        {"name": "Adam", "lr": 0.1, "betas": [0.5, 0.75], "eps": 0.1, "weight_decay": 0.3},
+        {"name": "AdamW", "lr": 0.1},
+        {"name": "AdamW", "lr": 0.1, "weight_decay": 0.3},
+    ],
+)
+def test_the_arithmetic_of_an_optimizer_is_what_torch_does(spec):
+    spec = OptimSpec.model_validate(spec)
+    theirs, ours = (torch.nn.Parameter(torch.tensor([1.0, -2.0, 3.0])) for _ in range(2))
+    torchs, state_keeper = make_optimizer(spec, theirs), make_optimizer(spec, ours)
+    for step in range(5):
+        grad = torch.tensor([1.0, 10.0, -0.5]) * (step - 1)
+        theirs.grad = grad.clone()
+        torchs.step()
+        arithmetic(spec)(ours.data, grad, adam_state(state_keeper, ours), torch.tensor(0.1))
+    torch.testing.assert_close(ours, theirs)
+    for key, value in adam_state(torchs, theirs).items():
+        torch.testing.assert_close(state_keeper.state[ours][key], value)
+
+
+@pytest.mark.parametrize("spec", [{"name": "SGD"}, {"name": "Adam", "amsgrad": True}, {"name": "Lookahead"}])
+def test_other_optimizers_have_no_arithmetic(spec):
+    assert arithmetic(OptimSpec.model_validate(spec)) is None
