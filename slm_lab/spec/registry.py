@@ -31,6 +31,7 @@ TABLES: dict[str, dict[str, str]] = {
         "OnPolicyBatchReplay": "slm_lab.agent.memory.presets:OnPolicyBatchReplay",
         "OnPolicyCrossEntropy": "slm_lab.agent.memory.cross_entropy:OnPolicyCrossEntropy",
         "HindsightReplay": "slm_lab.agent.memory.hindsight:HindsightReplay",
+        "ModelBasedReplay": "slm_lab.agent.memory.model_based:ModelBasedReplay",
     },
     "net": {
         "MLPNet": "slm_lab.agent.net.mlp:MLPNet",
