@@ -35,7 +35,9 @@ from slm_lab.errors import RunError
 from slm_lab.types import Batch
 
 SLOTS = 2  # batches that a reader has ready or at work
-SERVE = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from slm_lab.agent.memory.readers import serve; serve()"
+SERVE = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from slm_lab.agent.memory.readers import serve; serve()"
+)
 SECONDS_TO_END = 5.0
 HERE = ("ids", "weight")  # of a batch, what is known here and need not come back
 
@@ -231,7 +233,9 @@ class _Reader:
             self._fail()
 
     def _fail(self) -> None:
-        raise RunError(f"a reader process of the memory has ended (exit code {self.process.wait()}); see its message above")
+        raise RunError(
+            f"a reader process of the memory has ended (exit code {self.process.wait()}); see its message above"
+        )
 
 
 class Parts:

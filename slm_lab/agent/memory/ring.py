@@ -63,6 +63,7 @@ class Ring:
             self.raw = self.disk.allocate(
                 rows, self.layout.row.itemsize, finals, self.layout.obs_row.itemsize, self.num_envs
             )
+            self.disk.begin()
             self.disk.publish(self.head)
         self.floats = self.raw.view(np.float32)
         self.links = self.raw.view(np.int32)
