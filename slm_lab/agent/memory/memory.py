@@ -55,6 +55,9 @@ class Memory:
         self.settings = settings
         self.compute_reward = compute_reward  # what the env says of another goal, for memories that relabel rows
         self.compute_terminated = compute_terminated
+        self._usual = tuple(
+            getattr(settings, name, other) for name, other in (("batch_size", None), ("n_step", 1), ("sequence_length", None))
+        )
         self.num_envs = num_envs
         self.gamma = gamma
         self.training_frequency = training_frequency
@@ -229,10 +232,10 @@ class Memory:
         With `sequence_length` each is a window of rows, (B, T, ...). With `source` only rows of that source are drawn.
         What is not given is as in the settings.
         """
-        settings = self.settings
-        count = getattr(settings, "batch_size", None) if batch_size is None else batch_size
-        steps = getattr(settings, "n_step", 1) if n_step is None else n_step
-        length = getattr(settings, "sequence_length", None) if sequence_length is None else sequence_length
+        count, steps, length = self._usual
+        count = count if batch_size is None else batch_size
+        steps = steps if n_step is None else n_step
+        length = length if sequence_length is None else sequence_length
         if count is None or count < 1 or steps < 1 or (length is not None and length < 1):
             raise InvalidMemorySpec(
                 f"sample: batch_size {count}, n_step {steps} and sequence_length {length} were asked for; each is at "

@@ -48,8 +48,13 @@ class Transitions:
         self._parts = [_Part(group, field, places[index]) for index, (group, field, _) in enumerate(parts)]
 
     def read(self, ids: np.ndarray, n_step: int = 1, weight: np.ndarray | None = None) -> Batch:
-        """The rows with these ids as a batch; `weight` (B,) float32 goes along, ones if there is none."""
+        """The rows with these ids as a batch; `weight` (B,) float32 goes along, ones if there is none.
+
+        ids may have any shape, which then leads all tensors. Of a row whose id is given as ~id nothing is to be learned:
+        reward, discount and steps are 0.
+        """
         ring = self.ring
+        shape, ids = ids.shape, ids.ravel()
         count = ids.size
         block = np.empty(count * self.row_bytes, np.uint8)
         reward = np.empty(count, np.float32)
@@ -62,7 +67,7 @@ class Transitions:
         )  # fmt: skip
         groups: dict[str, Any] = {"extras": {}}
         for part in self._parts:
-            tensor = torch.from_numpy(np.ndarray((count, *part.shape), part.dtype, block, count * part.place))
+            tensor = torch.from_numpy(np.ndarray(shape + part.shape, part.dtype, block, count * part.place))
             if part.widen:
                 tensor = tensor.to(torch.float32)
             if part.key is None:
@@ -72,10 +77,10 @@ class Transitions:
         return Batch(
             groups["obs"],
             groups["action"],
-            torch.from_numpy(reward),
+            torch.from_numpy(reward.reshape(shape)),
             groups["next_obs"],
-            torch.from_numpy(discount),
-            steps=torch.from_numpy(steps),
+            torch.from_numpy(discount.reshape(shape)),
+            steps=torch.from_numpy(steps.reshape(shape)),
             weight=torch.ones(count) if weight is None else torch.from_numpy(weight),
             ids=torch.from_numpy(ids),
             extras=groups["extras"],
@@ -114,17 +119,23 @@ def gather(
     slots = raw.shape[0] // envs
     width = raw.shape[1]
     count = ids.size
-    rows = np.empty(count, np.int64)  # where they are; found once, since division is slow
+    rows = np.empty(count, np.int64)
+    lap = head.max() * envs // len(raw) * len(raw)  # where the newest round of the table began: division is slow
     for index in range(-AHEAD, count):
         if index + AHEAD < count:
-            rows[index + AHEAD] = fetch_rows(raw, ids[index + AHEAD], envs, slots, n_step, link_word)
+            write_id = max(ids[index + AHEAD], ~ids[index + AHEAD])
+            row = write_id - lap if write_id >= lap else write_id - lap + len(raw)
+            row = row if 0 <= row < len(raw) else write_id % len(raw)
+            rows[index + AHEAD] = row
+            fetch_rows(raw, row, envs, n_step, link_word)
         if index < 0:
             continue
         row = rows[index]
-        first, env, slot = ids[index], 0, row
+        write_id = max(ids[index], ~ids[index])
+        first, env, slot = write_id, 0, row
         if envs > 1:
-            first = ids[index] // envs
-            env = ids[index] - first * envs
+            first = write_id // envs
+            env = write_id - first * envs
             slot = (row - env) // envs
         last = row
         total = 0.0
@@ -139,9 +150,10 @@ def gather(
                 break
             last = slot * envs + env
         link = links[last, link_word]
-        reward[index] = total
-        discount[index] = 0.0 if link & TERMINATED else factor
-        steps[index] = taken
+        counts = ids[index] >= 0
+        reward[index] = total if counts else 0.0
+        discount[index] = 0.0 if link & TERMINATED or not counts else factor
+        steps[index] = taken if counts else 0
         for part in range(copies.shape[0]):
             offset, size, place, is_next, stack = copies[part]
             target = place * count + index * size * stack
@@ -159,22 +171,19 @@ def gather(
 
 
 @njit
-def fetch_rows(raw, write_id, envs, slots, n_step, link_word):
-    """Where in the table the row is. It, the one after its horizon and the links between will soon be in the cache: a
-    draw is all over the table, and every row would be waited for."""
-    row = write_id % (envs * slots)
-    slot, env = row // envs, row % envs
+def fetch_rows(raw, row, envs, n_step, link_word):
+    """Bring a row, the one after its horizon, and the links between into the cache: a draw is all over the table, and
+    each row would be waited for."""
     width = raw.shape[1]
     for step in range(min(n_step, MOST_STEPS) + 1):
-        start = (slot * envs + env) * width
+        start = row * width
         if step == 0 or step == n_step:
             for at in range(0, min(width, MOST_BYTES), LINE):
                 fetch(raw, start + at)
             fetch(raw, start + width - 1)
         else:
             fetch(raw, start + 4 * link_word)
-        slot = slot + 1 if slot + 1 < slots else 0
-    return row
+        row = row + envs if row + envs < len(raw) else row + envs - len(raw)
 
 
 @njit

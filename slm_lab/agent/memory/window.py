@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
-
 import numpy as np
 import torch
 
 from slm_lab.agent.memory.fields import Field
 from slm_lab.agent.memory.view import Transitions
+from slm_lab.lib.bytes import fetch
 from slm_lab.lib.jit import njit
 from slm_lab.types import Batch
 
+AHEAD = 2  # windows that are fetched before they are laid
 HIDDEN = "hidden"  # the extra that is a recurrent net's state before its row
 
 
@@ -52,10 +51,7 @@ class Windows:
             ring.links, ring.link_word, ring.head, ring.tail, ring.ring_slots,
             ids, self.burn_in, self.stride, self.pad, rows, mask, burnt,
         )  # fmt: skip
-        flat = self.view.read(rows.ravel(), n_step)
-        blank(flat.reward.numpy(), flat.discount.numpy(), flat.steps.numpy(), mask, burnt)
-        batch = replace(flat, **{name: _unfold(getattr(flat, name), count, steps) for name in UNFOLDED})
-        batch.weight = torch.ones(count) if weight is None else torch.from_numpy(weight)
+        batch = self.view.read(rows, n_step, np.ones(count, np.float32) if weight is None else weight)
         batch.ids = torch.from_numpy(ids)
         batch.mask = torch.from_numpy(mask)
         batch.extras["burn_in"] = torch.from_numpy(burnt)
@@ -79,15 +75,6 @@ class Windows:
         return room[np.arange(self.stride) < counts[:, None]], np.repeat(errors, counts)
 
 
-UNFOLDED = ("obs", "action", "reward", "next_obs", "discount", "steps", "extras")
-
-
-def _unfold(value: Any, count: int, steps: int) -> Any:
-    if isinstance(value, dict):
-        return {key: _unfold(inner, count, steps) for key, inner in value.items()}
-    return value.view(count, steps, *value.shape[1:])
-
-
 @njit
 def follows(links, link_word, slots, envs, env, t):
     """Whether row t + 1 of this env goes on where row t led to."""
@@ -107,7 +94,15 @@ def lay_windows(links, link_word, head, tail, slots, ids, burn_in, stride, pad, 
     envs = head.size
     total = rows.shape[1]
     length = total - burn_in
-    for index in range(ids.size):
+    width = 4 * links.shape[1]
+    for index in range(-AHEAD, ids.size):
+        if index + AHEAD < ids.size:
+            row = ids[index + AHEAD] % (envs * slots)
+            for _ in range(length):
+                fetch(links, row * width + 4 * link_word)
+                row = row + envs if row + envs < envs * slots else (row + envs) % (envs * slots)
+        if index < 0:
+            continue
         env = ids[index] % envs
         oldest = tail[env]
         first = first_of(links, link_word, slots, envs, env, ids[index] // envs, oldest, stride)
@@ -125,21 +120,12 @@ def lay_windows(links, link_word, head, tail, slots, ids, burn_in, stride, pad, 
         while first - begin < burn_in and begin > oldest and follows(links, link_word, slots, envs, env, begin - 1):
             begin -= 1
         burnt[index] = first - begin
-        for place in range(total):
-            rows[index, place] = min(begin + place, end - 1) * envs + env
-            mask[index, place] = first <= begin + place < end
-
-
-@njit
-def blank(reward, discount, steps, mask, burnt):
-    """Nothing is to be learned from the places after a window's last row."""
-    total = mask.shape[1]
-    for index in range(mask.shape[0]):
-        for place in range(burnt[index], total):
-            if not mask[index, place]:
-                reward[index * total + place] = 0.0
-                discount[index * total + place] = 0.0
-                steps[index * total + place] = 0
+        for place in range(end - begin):
+            rows[index, place] = (begin + place) * envs + env
+            mask[index, place] = first <= begin + place
+        for place in range(end - begin, total):
+            rows[index, place] = ~((end - 1) * envs + env)  # read for its contents, not to be learned from
+            mask[index, place] = False
 
 
 @njit
