@@ -17,7 +17,7 @@ from gymnasium import spaces
 from slm_lab.agent.memory.bounds import Bounds
 from slm_lab.agent.memory.fields import SOURCE, Layout, fields_of, fields_of_extras, in_stacks
 from slm_lab.agent.memory.priorities import quantiles
-from slm_lab.agent.memory.ring import Ring
+from slm_lab.agent.memory.ring import SEEN, Ring
 from slm_lab.agent.memory.sampler import Uniform
 from slm_lab.agent.memory.stage import Stage, as_array
 from slm_lab.agent.memory.view import Transitions, take
@@ -161,7 +161,7 @@ class Memory:
         """
         if source is not None or self.ring.source_word >= 0:
             extras[SOURCE] = _per_row(source, self.num_envs)
-        stage = self._stage if self.ring.seen else self._stage_for(extras, self.num_envs)
+        stage = self._stage if self.ring.counts[SEEN] else self._stage_for(extras, self.num_envs)
         stage.fill(obs, action, reward, terminated, truncated, next_obs, extras)
         self._write(stage)
 
@@ -206,7 +206,7 @@ class Memory:
         return Stage(layout, count)
 
     def _write(self, stage: Stage, env: int | None = None, ordered: bool = True) -> None:
-        if not self.ring.seen and stage.layout is not self.ring.layout:
+        if stage.layout is not self.ring.layout:  # the first row has extras
             self._use_layout(stage.layout)
         self.ring.write(stage, env, ordered)
 

@@ -47,14 +47,13 @@ class Stage:
         extras: Mapping[str, Any],
     ) -> None:
         """Pack `count` rows given as arrays with that leading axis; raises InvalidRow at the first misfit."""
-        for place in self._obs:
-            place.put(pick(obs, place.key))
-        for place in self._next:
-            place.put(pick(next_obs, place.key))
-        for place in self._action:
-            place.put(pick(action, place.key))
-        for place, value in zip(self._plain, (reward, terminated, truncated), strict=True):
-            place.put(value)
+        for places, values in ((self._obs, obs), (self._next, next_obs), (self._action, action)):
+            for place in places:
+                place.put(values if place.key is None else pick(values, place.key))
+        in_reward, in_terminated, in_truncated = self._plain
+        in_reward.put(reward)
+        in_terminated.put(terminated)
+        in_truncated.put(truncated)
         bad = first_not_finite(self._reward)
         if bad >= 0:
             raise InvalidRow(f"reward: {np.asarray(reward)[bad]} in row {bad}; a reward must be finite in float32")
@@ -74,19 +73,19 @@ class Stage:
 
 
 def _place_of(field: Field, rows: np.ndarray, name: str) -> _Place:
-    kind = _Place if field.stack == 1 else _NewestFrame
-    return kind(rows[field.name], name, field.key, (len(rows), *field.given_shape))
+    return _Place(rows[field.name], name, field.key, (len(rows), *field.given_shape))
 
 
 class _Place:
-    """One field of the staged rows, which takes only values that survive in it."""
+    """One field of the staged rows, which takes only values that survive in it; of a stack of frames, the last one."""
 
-    __slots__ = ("array", "dtype", "harmless", "key", "name", "shape")
+    __slots__ = ("array", "dtype", "harmless", "is_stack", "key", "name", "shape")
 
     def __init__(self, array: np.ndarray, name: str, key: str | None = None, shape: tuple[int, ...] | None = None):
         self.array, self.dtype = array, array.dtype
         self.name, self.key = name, key
         self.shape = array.shape if shape is None else shape  # that a value must have
+        self.is_stack = len(self.shape) > array.ndim
         self.harmless = {array.dtype}  # dtypes whose every value survives, as met so far
 
     def put(self, value: Any) -> None:
@@ -98,12 +97,9 @@ class _Place:
             raise InvalidRow(
                 f"{self.name}: shape {value.shape} was given, {self.shape} is needed, the leading axis counts rows"
             )
-        if value.dtype not in self.harmless:
+        if value.dtype is not self.dtype and value.dtype not in self.harmless:
             self._check(value)
-        self.array[...] = self.kept_of(value)
-
-    def kept_of(self, value: np.ndarray) -> np.ndarray:
-        return value
+        self.array[...] = value[:, -1] if self.is_stack else value
 
     def _check(self, value: np.ndarray) -> None:
         """Floats may lose digits, nothing else may change."""
@@ -114,15 +110,6 @@ class _Place:
         with np.errstate(invalid="ignore"):
             if given.kind not in "biu" or not (value.astype(kept) == value).all():
                 raise InvalidRow(f"{self.name}: {given} values were given that {kept} cannot hold")
-
-
-class _NewestFrame(_Place):
-    """Takes stacks of frames and keeps the newest of each, the last."""
-
-    __slots__ = ()
-
-    def kept_of(self, value: np.ndarray) -> np.ndarray:
-        return value[:, -1]
 
 
 def as_array(value: Any) -> np.ndarray:

@@ -107,8 +107,10 @@ def lay_windows(links, link_word, head, tail, slots, ids, burn_in, stride, pad, 
         oldest = tail[env]
         first = first_of(links, link_word, slots, envs, env, ids[index] // envs, oldest, stride)
         end = first + 1
-        while end - first < length and end < head[env] and follows(links, link_word, slots, envs, env, end - 1):
+        row = first % slots * envs + env
+        while end - first < length and end < head[env] and links[row, link_word] == 0:
             end += 1
+            row = row + envs if row + envs < envs * slots else row + envs - envs * slots
         while (
             not pad
             and end - first < length
