@@ -14,6 +14,7 @@ from slm_lab.spec.registry import nearest
 from slm_lab.spec.schema import EnvSpec
 
 EXTRAS = {"box2d": "box2d", "mujoco": "mujoco", "ale": "atari", "atari": "atari", "pygame": "all"}
+OWN_ENVS = {"BitFlipping-v0": "slm_lab.env.bit_flipping:BitFlipping"}  # imported when they are made
 OWN_KEYWORDS = {
     "max_episode_steps": "the longest episode is env.max_t",
     "render_mode": "rendering is asked for on the command line",
@@ -27,6 +28,8 @@ def make_env(spec: EnvSpec, render_mode: str | None = None) -> gymnasium.Env:
     misplaced = [key for key in spec.kwargs if key in OWN_KEYWORDS]
     if misplaced:
         raise SpecError([Mistake(f"env.kwargs.{key}", f"not for here: {OWN_KEYWORDS[key]}") for key in misplaced])
+    if spec.name in OWN_ENVS and spec.name not in gymnasium.registry:
+        gymnasium.register(spec.name, OWN_ENVS[spec.name])
     if spec.name not in gymnasium.registry:
         _register_atari()
     keywords = spec.kwargs if render_mode is None else {**spec.kwargs, "render_mode": render_mode}
