@@ -30,6 +30,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from gymnasium import spaces
 from peers.buffers import (
     ACTION,
     EPISODE,
@@ -50,6 +51,7 @@ from peers.buffers import (
 
 from slm_lab.agent.memory import make_memory
 
+IMAGES = 20_000  # rows of images
 TURN = 0.02  # seconds that a library is measured for in each round
 
 Call = Callable[[], Any]
@@ -238,35 +240,33 @@ def bytes_held(ring: Any) -> int:
     return sum(owners.values())
 
 
-COLD = """
-import time
-import numpy as np, torch
+FIRST = """
+import sys, time
+import numpy as np, torch, numba
 from gymnasium import spaces
 from slm_lab.agent.memory import make_memory
-import numba
 loaded = time.perf_counter()
-for name in ("Replay", "PrioritizedReplay"):
-    memory = make_memory({"name": name, "max_size": 1000}, spaces.Box(-1, 1, (17,)), spaces.Box(-1, 1, (6,)))
-    for _ in range(3):
-        one = np.zeros(1)
-        memory.add(np.zeros((1, 17)), np.zeros((1, 6)), one, one > 0, one > 0, np.zeros((1, 17)))
-    batch = memory.sample(32)
-    memory.update_priorities(batch.ids, torch.ones(32))
+memory = make_memory({"name": sys.argv[1], "max_size": 1000}, spaces.Box(-1, 1, (17,)), spaces.Box(-1, 1, (6,)))
+for _ in range(3):
+    one = np.zeros(1)
+    memory.add(np.zeros((1, 17)), np.zeros((1, 6)), one, one > 0, one > 0, np.zeros((1, 17)))
+batch = memory.sample(32)
+memory.update_priorities(batch.ids, torch.ones(32))
 print(time.perf_counter() - loaded)
 """
 
 
 def first_call() -> Iterator[str]:
     """Seconds of a process's first adds, samples and updates: with nothing cached, and with what that left cached."""
-    with tempfile.TemporaryDirectory() as folder:
-        environment = {**os.environ, "NUMBA_CACHE_DIR": folder, "PYTHONPATH": str(Path(__file__).parents[1])}
-        for state, goal in (("cold", 3.0), ("cached", None)):
-            command = [sys.executable, "-c", COLD]
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-            took = float(done.stdout)
-            yield f"| first calls, {state}, s | {took:.2f} | - | - | {f'<= {goal:g}' if goal else '-'} | " + (
-                f"{verdict(took <= goal)} |" if goal else "- |"
-            )
+    for name in ("Replay", "PrioritizedReplay"):
+        with tempfile.TemporaryDirectory() as folder:
+            environment = {**os.environ, "NUMBA_CACHE_DIR": folder, "PYTHONPATH": str(Path(__file__).parents[1])}
+            took = []
+            for _ in range(2):
+                command = [sys.executable, "-c", FIRST, name]
+                done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+                took.append(float(done.stdout))
+        yield f"| first calls of {name}, s | {took[0]:.2f}, cached {took[1]:.2f} | - | - | <= 3 | {verdict(took[0] <= 3)} |"
 
 
 def sizes(rows: Rows) -> Iterator[str]:
@@ -274,6 +274,16 @@ def sizes(rows: Rows) -> Iterator[str]:
     mine = bytes_held(ours(rows).ring) / rows.count
     theirs = 4 * (2 * OBS + ACTION + 3)  # observations twice, action, reward, done, timeout
     yield size_line("vector", mine, theirs, 0.6 * theirs)
+    images = spaces.Box(0, 255, (4, 84, 84), np.uint8)
+    block = {"name": "Replay", "max_size": IMAGES, "frame_stack": 4}
+    memory = make_memory(block, images, spaces.Discrete(4))
+    frames = np.random.default_rng(0).integers(0, 256, (IMAGES + 4, 84, 84), np.uint8)
+    stacks = np.lib.stride_tricks.sliding_window_view(frames, 4, axis=0).transpose(0, 3, 1, 2)
+    no = np.zeros(1, np.bool_)
+    for t in range(IMAGES):
+        ends = np.array([t % EPISODE == EPISODE - 1])
+        memory.add(stacks[t : t + 1], np.zeros(1, np.int64), np.zeros(1), ends, no, stacks[t + 1 : t + 2])
+    yield size_line("84x84x4 uint8", bytes_held(memory.ring) / IMAGES, 2 * images.shape[0] * 84 * 84 + 20, 7300)
 
 
 def size_line(kind: str, mine: float, theirs: float, most: float) -> str:
