@@ -255,3 +255,15 @@ def test_reset_forgets_the_rows_and_ids_go_on(lab):
     lab.add(memory, 9, reward=3)
     assert lab.read(memory) == [(9, 3, 10, 0.5, 1)]
     assert memory.all().ids.tolist() == [2]
+
+
+def test_rows_are_found_where_one_env_has_gone_round_the_table_many_times_more_often(lab):
+    memory = lab.make(max_size=6, num_envs=2)
+    lab.add(memory, [0, 100])
+    obs = np.arange(101, 150, dtype=np.float32)[:, None]
+    rows = {"obs": obs, "next_obs": obs + 1, "action": np.zeros(49, int), "reward": obs[:, 0]}
+    memory.add_rows({**rows, "terminated": np.zeros(49, bool), "truncated": np.zeros(49, bool)}, env=1)
+    lab.add(memory, [1, 150])
+    assert [row[:3:2] for row in lab.read(memory)] == [(0, 1), (1, 2), (148, 149), (149, 150), (150, 151)]
+    batch = memory.sample(50, sequence_length=2)
+    assert set(batch.obs[:, 0, 0].tolist()) == {0, 1, 148, 149, 150}
