@@ -142,11 +142,11 @@ class HindsightReplay(OptionallyPrioritized):
     def _relabel(self, batch: Batch, n_step: int) -> None:
         ids = batch.ids.numpy()
         k = self.settings.goals_per_step
-        uniforms = self.rng.random(ids.size) * ((k + 1) / k if k else np.inf)
-        rows = np.flatnonzero(uniforms < 1)
+        uniforms = self.rng.random(ids.size) * (k + 1)
+        rows = np.flatnonzero(uniforms < k)
         if not rows.size:
             return
-        goals, achieved, factors, ended, steps = self._look_ahead(ids[rows], uniforms[rows], n_step)
+        goals, achieved, factors, ended, steps = self._look_ahead(ids[rows], uniforms[rows] / k, n_step)
         self._goals.desired.write(batch.obs, rows, goals)
         self._goals.desired.write(batch.next_obs, rows, goals)
         pairs = achieved.reshape(-1, *goals.shape[1:]), np.repeat(goals, n_step, axis=0)
