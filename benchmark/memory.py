@@ -270,44 +270,6 @@ def first_call(rows: Rows) -> Iterator[str]:
         yield f"| first calls of {name}, s | {times} | - | - | <= 3 | {verdict(took[0] <= 3)} |"
 
 
-def files(rows: Rows) -> Iterator[str]:
-    """Saving and loading a full memory, against the same bytes through numpy on the same disk; each file synced."""
-    memory, other = ours(rows), make_memory({"name": "Replay", "max_size": rows.count}, box(OBS), box(ACTION))
-    new = {key: value[:10_000] for key, value in rows.as_ours().items()}
-    raw = memory.ring.raw
-    seconds: dict[str, list[float]] = {name: [] for name in ("write", "save", "more", "read", "load")}
-
-    def clock(name: str, call: Call) -> None:
-        begin = time.perf_counter()
-        call()
-        seconds[name].append(time.perf_counter() - begin)
-
-    def write(file: Path) -> None:
-        with open(file, "wb") as stream:
-            raw.tofile(stream)
-            stream.flush()
-            os.fsync(stream.fileno())
-
-    for _ in range(5):
-        with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
-            plain, saved = Path(folder) / "plain", Path(folder) / "memory"
-            clock("write", lambda file=plain: write(file))
-            clock("save", lambda path=saved: memory.save(path))
-            memory.add_rows(new)
-            clock("more", lambda path=saved: memory.save(path))
-            clock("read", lambda file=plain: np.fromfile(file, np.uint8))
-            clock("load", lambda path=saved: other.load(path))
-    took = {name: statistics.median(times) for name, times in seconds.items()}
-    speed = {name: raw.nbytes / 1e6 / value for name, value in took.items()}
-    for mine, plain_name in (("save", "write"), ("load", "read")):
-        share = took[plain_name] / took[mine]
-        line = f"| {mine} {rows.count:,} rows, MB/s | {speed[mine]:.0f} | numpy {speed[plain_name]:.0f}"
-        yield f"{line} | {share:.2f} | 0.8 | {verdict(share >= 0.8)} |"
-    share = took["more"] / took["save"]
-    line = f"| save 10,000 new rows, ms | {1e3 * took['more']:.1f} | - | {share:.3f} of a full save"
-    yield f"{line} | <= 0.03 | {verdict(share <= 0.03)} |"
-
-
 def sizes(rows: Rows) -> Iterator[str]:
     """Bytes of a row, with all that a full memory holds."""
     mine = bytes_held(ours(rows).ring) / rows.count
@@ -330,7 +292,7 @@ def size_line(kind: str, mine: float, theirs: float, most: float) -> str:
     return f"| bytes a row, {kind} | {mine:.1f} | SB3 {theirs} | {share} | <= {most:.4g} | {verdict(mine <= most)} |"
 
 
-OTHERS = {"sizes": sizes, "files": files, "first_call": first_call}
+OTHERS = {"sizes": sizes, "first_call": first_call}
 
 
 def main() -> None:
