@@ -4,8 +4,8 @@
 
 Rows are 17 float32 of observation and 6 of action with random contents; a call ends with torch tensors ready for a
 loss. The libraries take turns within a round; printed are medians over the rounds, the ratio of the best peer's time
-to ours and the goal for it. A library that is not installed is left out, and named. Absolute times depend on the
-machine and its load, ratios less so.
+to ours and the goal for it. What stands in brackets is for comparison, and no peer. A library that is not installed is
+left out, and named. Absolute times depend on the machine and its load, ratios less so.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def sequence(rows: Rows) -> Iterator[Case]:
         return (first[:, None] + np.arange(length)).ravel()
 
     table = rows.as_ours()
-    calls["numpy"] = lambda: [torch.from_numpy(part[index]) for index in (starts(),) for part in table.values()]
+    calls["(bare numpy)"] = lambda: [torch.from_numpy(part[index]) for index in (starts(),) for part in table.values()]
     if "cpprb" in HAVE:
         buffer = cpprb(rows)
         calls["cpprb"] = lambda: tensors(buffer._encode_sample(starts()))
@@ -217,7 +217,7 @@ def verdict(ok: bool) -> str:
 
 def report(case: Case, seconds: dict[str, list[float]]) -> str:
     medians = {name: statistics.median(times) for name, times in seconds.items()}
-    against = [name for name in medians if name != "ours"]
+    against = [name for name in medians if name != "ours" and not name.startswith("(")]
     if "against SB3" in case.name:
         against = [name for name in against if name == "SB3"]
     best = min(against, key=lambda name: medians[name], default=None)
