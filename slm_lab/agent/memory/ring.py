@@ -12,12 +12,15 @@ can tell whether a row still exists.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from slm_lab.agent.memory.disk import Disk
 from slm_lab.agent.memory.fields import LINK, REWARD, SOURCE, Layout
 from slm_lab.agent.memory.stage import Stage
 from slm_lab.errors import RunError
+from slm_lab.lib.bytes import copy
 from slm_lab.lib.jit import njit
 
 TERMINATED, TRUNCATED, CUT = 1, 2, 4  # flags of a link; above them: 1 + the row's place in `finals`, or 0
@@ -34,11 +37,14 @@ class Ring:
         self.num_envs = num_envs
         self.grows = grows
         self.disk = disk  # None: rows in RAM
+        self.store: Any = None  # where `state_dict` leaves the rows; None: in the tree
         self.slots = slots
         self.use_layout(layout)
 
     def use_layout(self, layout: Layout) -> None:
         """Start empty, with rows of this layout."""
+        if self.store is not None:
+            self.store.forget()
         self.layout = layout
         self.reward_word = layout.offset(REWARD) // 4
         self.link_word = layout.offset(LINK) // 4
@@ -193,7 +199,10 @@ class Ring:
         return room
 
     def state_dict(self) -> dict:
-        """The rows held and nothing else: packed bytes env by env in time order, their finals in the same order."""
+        """The rows held and nothing else: packed bytes env by env in time order, their finals in the same order; or,
+        with a store, what tells of the rows in it."""
+        if self.store is not None:
+            return self.store.write(self)
         ids = self.kept()
         rows = self.raw[self.rows_of(ids)]
         links = rows.view(np.int32)[:, self.link_word]
@@ -204,35 +213,50 @@ class Ring:
         return {
             "rows": rows,
             "finals": finals,
-            "pending": self.raw[self._pending(), : self.layout.obs_nbytes],
+            "pending": self.pending_obs(),
             "head": self.head.copy(),
             "tail": self.tail.copy(),
             "seen": self.seen,
         }
 
     def load_state_dict(self, tree: dict) -> None:
+        if "segments" in tree:
+            if self.store is None:
+                raise RunError("the saved memory's rows are in files of their own, and it is not known where")
+            return self.store.read(self, tree)
         head, tail, rows = np.asarray(tree["head"]), np.asarray(tree["tail"]), np.asarray(tree["rows"])
         if head.size != self.num_envs:
             raise RunError(f"the saved memory has rows of {head.size} envs, this one is for {self.num_envs}")
         longest = int((head - tail).max())
         if longest > self.slots and not self.grows:
             raise RunError(f"the saved memory holds {longest} rows an env, this one has room for {self.slots}")
-        self.head[:], self.tail[:] = head, tail
-        self._allocate(max(self.slots, longest))
+        self.begin_at(head, tail)
         self.raw[self.rows_of(self.kept())] = rows
-        self.raw[self._pending(), : self.layout.obs_nbytes] = tree["pending"]
         finals = np.asarray(tree["finals"], np.uint8).reshape(-1, self.layout.obs_row.itemsize)
-        self.finals = self._room_for_finals(len(finals), finals)
-        self.free = np.zeros(len(self.finals), np.int32)
+        self.use_finals(len(finals))[:] = finals
+        self.settle(tree["pending"], tree["seen"])
+
+    def begin_at(self, head: np.ndarray, tail: np.ndarray) -> None:
+        """Make room for rows with these bounds, which are written next; after their finals `settle` ends that."""
+        self.head[:], self.tail[:] = head, tail
+        self._allocate(max(self.slots, int((head - tail).max())))
+
+    def use_finals(self, count: int) -> np.ndarray:
+        """(count, observation bytes) room for finals, all of which are in use."""
+        self.finals = self._room_for_finals(count, self.finals[:0])
+        self.free = np.zeros(count, np.int32)
+        return self.finals
+
+    def settle(self, pending: np.ndarray, seen: int) -> None:
+        """The rows are there, as are their finals; what the next ones start from and how many there ever were."""
+        self.raw[self._pending(), : self.layout.obs_nbytes] = pending
         ids = self.ids()
         ended = np.count_nonzero(self.links[self.rows_of(ids), self.link_word] & ENDED)
-        self.counts[:] = len(ids), tree["seen"], ended, 0, longest
+        self.counts[:] = len(ids), seen, ended, 0, (self.head - self.tail).max()
 
-
-@njit
-def copy_bytes(target, source, count):
-    for index in range(count):
-        target[index] = source[index]
+    def pending_obs(self) -> np.ndarray:
+        """(N, observation bytes) what each env's next row is expected to start from."""
+        return self.raw[self._pending(), : self.layout.obs_nbytes]
 
 
 @njit
@@ -244,6 +268,7 @@ def commit(
     """Write `count` staged rows, for env after env (stride 1) or all for one env (stride 0)."""
     envs = head.size
     slots = raw.shape[0] // envs
+    width, final_width = raw.shape[1], finals.shape[1]
     for index in range(start, start + count):
         env = first_env + stride * (index - start)
         t = head[env]
@@ -254,15 +279,14 @@ def commit(
                 same = ordered
                 if source_word >= 0:
                     same &= links[previous, source_word] == stage_words[index, source_word]
-                expected, given = raw[row], stage[index]
-                for byte in range(obs_nbytes):
-                    if not same:
-                        break
-                    same = expected[byte] == given[byte]
+                differ = np.uint8(0)
+                for byte in range(obs_nbytes):  # without a way out, so that it is done many bytes at a time
+                    differ |= raw[row, byte] ^ stage[index, byte]
+                same &= differ == 0
                 if not same and t > tail[env]:
                     counts[FREE] -= 1
                     place = free[counts[FREE]]
-                    copy_bytes(finals[place], expected, obs_nbytes)
+                    copy(finals, place * final_width, raw, row * width, obs_nbytes)
                     links[previous, link_word] = ((place + 1) << FLAG_BITS) | CUT
                 elif not same:  # forgotten rows may still lend their frames to a stack, unless they are cut off
                     links[previous, link_word] = CUT
@@ -275,17 +299,17 @@ def commit(
                 counts[EPISODES] -= 1
             tail[env] += 1
             counts[SIZE] -= 1
-        copy_bytes(raw[row], stage[index], raw.shape[1])
+        copy(raw, row * width, stage, index * width, width)
         flags = terminated[index] * TERMINATED + truncated[index] * TRUNCATED
         if flags or not ordered:
             counts[FREE] -= 1
             place = free[counts[FREE]]
-            copy_bytes(finals[place], stage_next[index], obs_nbytes)
+            copy(finals, place * final_width, stage_next, index * final_width, obs_nbytes)
             links[row, link_word] = ((place + 1) << FLAG_BITS) | (flags if flags else CUT)
             counts[EPISODES] += flags != 0
         else:
             links[row, link_word] = 0
-            copy_bytes(raw[(t + 1) % slots * envs + env], stage_next[index], obs_nbytes)
+            copy(raw, ((t + 1) % slots * envs + env) * width, stage_next, index * final_width, obs_nbytes)
         head[env] = t + 1
         counts[SIZE] += 1
         counts[SEEN] += 1

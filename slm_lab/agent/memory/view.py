@@ -50,8 +50,8 @@ class Transitions:
     def read(self, ids: np.ndarray, n_step: int = 1, weight: np.ndarray | None = None) -> Batch:
         """The rows with these ids as a batch; `weight` (B,) float32 goes along, ones if there is none.
 
-        ids may have any shape, which then leads all tensors. Of a row whose id is given as ~id nothing is to be learned:
-        reward, discount and steps are 0.
+        ids may have any shape, which then leads all tensors. From a row whose id is given as ~id nothing is to be
+        learned: reward, discount and steps are 0.
         """
         ring = self.ring
         shape, ids = ids.shape, ids.ravel()
@@ -120,7 +120,10 @@ def gather(
     width = raw.shape[1]
     count = ids.size
     rows = np.empty(count, np.int64)
-    lap = head.max() * envs // len(raw) * len(raw)  # where the newest round of the table began: division is slow
+    longest = 0
+    for env in range(envs):
+        longest = max(longest, head[env])
+    lap = longest * envs // len(raw) * len(raw)  # where the newest round of the table began: division is slow
     for index in range(-AHEAD, count):
         if index + AHEAD < count:
             write_id = max(ids[index + AHEAD], ~ids[index + AHEAD])
@@ -155,7 +158,8 @@ def gather(
         discount[index] = 0.0 if link & TERMINATED or not counts else factor
         steps[index] = taken if counts else 0
         for part in range(copies.shape[0]):
-            offset, size, place, is_next, stack = copies[part]
+            offset, size, place = copies[part, 0], copies[part, 1], copies[part, 2]
+            is_next, stack = copies[part, 3], copies[part, 4]
             target = place * count + index * size * stack
             if stack > 1:
                 newest = first + taken if is_next else first
