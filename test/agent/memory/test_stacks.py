@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
+import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -139,3 +140,19 @@ def test_observations_that_are_no_stacks_of_so_many_frames_are_refused():
                 "next_obs": np.zeros((1, 3, 2), np.uint8),
             }
         )
+
+
+def test_stacks_of_gymnasiums_own_wrapper_are_given_back_as_they_were():
+    env = gymnasium.wrappers.FrameStackObservation(gymnasium.make("CartPole-v1"), 4)
+    memory = make_memory({"frame_stack": 4, "max_size": 40}, env.observation_space, env.action_space)
+    obs, _ = env.reset(seed=0)
+    given = []
+    for step in range(120):
+        action = step // 3 % 2
+        after, reward, terminated, truncated, _ = env.step(action)
+        memory.add(obs[None], np.array([action]), [reward], [terminated], [truncated], after[None])
+        given.append((obs, after))
+        obs = env.reset()[0] if terminated or truncated else after
+    batch = memory.all()
+    assert np.array_equal(batch.obs, [obs for obs, _ in given[-40:]])
+    assert np.array_equal(batch.next_obs, [after for _, after in given[-40:]])
