@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from slm_lab.errors import RunError
-from slm_lab.experiment import checkpoint
 from slm_lab.experiment.checkpoint import Checkpoints, read, write
 from slm_lab.experiment.folder import SessionFolder
+from slm_lab.lib import tree_file
 from slm_lab.lib.seeds import generator, generator_state, set_generator_state
 
 
@@ -176,15 +176,15 @@ def test_safetensors_of_another_kind_a_folder_and_nothing_are_refused(path, tmp_
 )
 def test_a_forged_file_with_a_valid_checksum_is_refused(path, skeleton):
     arrays, metadata = {"a": np.zeros(3, np.uint8)}, {"format": "1", "tree": skeleton}
-    safetensors.numpy.save_file(arrays, path, metadata | {"checksum": checkpoint._checksum(metadata, arrays)})
+    safetensors.numpy.save_file(arrays, path, metadata | {"checksum": tree_file._checksum(metadata, arrays)})
     with pytest.raises(RunError, match="damaged or not a checkpoint"):
         read(path)
 
 
 def test_a_newer_format_is_told_apart_from_damage(path, monkeypatch):
-    monkeypatch.setattr(checkpoint, "FORMAT", 2)
+    monkeypatch.setattr(tree_file, "FORMAT", 2)
     write(path, TREE)
-    monkeypatch.setattr(checkpoint, "FORMAT", 1)
+    monkeypatch.setattr(tree_file, "FORMAT", 1)
     with pytest.raises(RunError, match="format 2 is newer"):
         read(path)
 

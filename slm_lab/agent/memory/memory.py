@@ -14,12 +14,14 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
+from slm_lab.agent.memory import archive
 from slm_lab.agent.memory.bounds import Bounds
 from slm_lab.agent.memory.fields import SOURCE, Layout, fields_of, fields_of_extras, in_stacks
 from slm_lab.agent.memory.priorities import quantiles
 from slm_lab.agent.memory.ring import SEEN, Ring
 from slm_lab.agent.memory.sampler import Uniform
 from slm_lab.agent.memory.stage import Stage, as_array
+from slm_lab.agent.memory.store import Store
 from slm_lab.agent.memory.view import Transitions, take
 from slm_lab.agent.memory.window import Windows
 from slm_lab.errors import EmptyMemory, InvalidMemorySpec, InvalidRow, Mistake, RunError
@@ -56,12 +58,15 @@ class Memory:
         self.compute_reward = compute_reward  # what the env says of another goal, for memories that relabel rows
         self.compute_terminated = compute_terminated
         self._usual = tuple(
-            getattr(settings, name, other) for name, other in (("batch_size", None), ("n_step", 1), ("sequence_length", None))
+            getattr(settings, name, other)
+            for name, other in (("batch_size", None), ("n_step", 1), ("sequence_length", None))
         )
         self.num_envs = num_envs
         self.gamma = gamma
         self.training_frequency = training_frequency
         self.training_start_step = training_start_step
+        self.saved: Store | None = None  # of the last `save` or `load`
+        self.spaces = observation_space, action_space
         self.path = path  # folder for storages that need one; rows in RAM need none
         self.rng = seeds.generator(seed, "memory")
         self.bounds = Bounds(observation_space, action_space)
@@ -118,6 +123,8 @@ class Memory:
 
     def _use_layout(self, layout: Layout) -> None:
         """Start empty, with rows of this layout."""
+        if self.saved is not None:
+            self.saved.forget()
         self.ring.use_layout(layout)
         self.sampler.reset()
         self.view = self.make_view()
@@ -297,6 +304,22 @@ class Memory:
         sampler = self.sampler.state_dict()
         self.ring.resize(slots)
         self.sampler.load_state_dict(sampler)
+
+    def save(self, path: str | Path) -> None:
+        """Leave everything in the folder `path`; saving there again costs what is new."""
+        archive.save(self, Path(path))
+
+    def load(self, path: str | Path) -> None:
+        """Become the memory that was saved there."""
+        archive.load(self, Path(path))
+
+    def export(self, path: str | Path) -> None:
+        """The rows as plain arrays for others: an .npz file, or a Minari dataset for "minari:NAME"."""
+        archive.export(self, path)
+
+    def import_(self, path: str | Path) -> None:
+        """Add the rows of such a file or dataset."""
+        archive.import_(self, path)
 
     def close(self) -> None:
         """Give back what outlives the process: files and processes of its own. The memory is not used after that."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from slm_lab.agent.memory.ring import Ring
-from slm_lab.errors import InvalidRow
+from slm_lab.errors import InvalidRow, RunError
 from slm_lab.lib.jit import njit
 
 
@@ -91,7 +91,10 @@ class Priorities:
         """Take on the priorities of the rows that the ring has loaded before."""
         self.reset()
         self.highest[0] = tree["highest"]
-        fill(self.sums, self.lows, self.ring.rows_of(self.ring.ids()), np.asarray(tree["held"], np.float64))
+        rows, held = self.ring.rows_of(self.ring.ids()), np.asarray(tree["held"], np.float64)
+        if held.shape != rows.shape:
+            raise RunError(f"the saved memory has {held.size} priorities for {rows.size} rows")
+        fill(self.sums, self.lows, rows, held)
 
 
 def quantiles(values: np.ndarray) -> dict[str, float]:

@@ -234,7 +234,8 @@ class Ring:
         self.raw[self.rows_of(self.kept())] = rows
         finals = np.asarray(tree["finals"], np.uint8).reshape(-1, self.layout.obs_row.itemsize)
         self.use_finals(len(finals))[:] = finals
-        self.settle(tree["pending"], tree["seen"])
+        ended = np.count_nonzero(self.links[self.rows_of(self.ids()), self.link_word] & ENDED)
+        self.settle(tree["pending"], tree["seen"], ended)
 
     def begin_at(self, head: np.ndarray, tail: np.ndarray) -> None:
         """Make room for rows with these bounds, which are written next; after their finals `settle` ends that."""
@@ -247,12 +248,11 @@ class Ring:
         self.free = np.zeros(count, np.int32)
         return self.finals
 
-    def settle(self, pending: np.ndarray, seen: int) -> None:
-        """The rows are there, as are their finals; what the next ones start from and how many there ever were."""
+    def settle(self, pending: np.ndarray, seen: int, episodes: int) -> None:
+        """The rows are there, as are their finals; what the next ones start from, and what was counted."""
         self.raw[self._pending(), : self.layout.obs_nbytes] = pending
-        ids = self.ids()
-        ended = np.count_nonzero(self.links[self.rows_of(ids), self.link_word] & ENDED)
-        self.counts[:] = len(ids), seen, ended, 0, (self.head - self.tail).max()
+        held = self.head - self.tail
+        self.counts[:] = held.sum(), seen, episodes, 0, held.max()
 
     def pending_obs(self) -> np.ndarray:
         """(N, observation bytes) what each env's next row is expected to start from."""

@@ -1,0 +1,179 @@
+"""A memory outside of the process: saved whole and exactly, or its rows given to others and taken from them."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from slm_lab.agent.memory.ring import TERMINATED, TRUNCATED
+from slm_lab.agent.memory.store import Store
+from slm_lab.agent.memory.view import Transitions
+from slm_lab.errors import EmptyMemory, InvalidRow, RunError
+from slm_lab.lib import tree_file
+from slm_lab.lib.files import sync_folder
+
+if TYPE_CHECKING:
+    from slm_lab.agent.memory.memory import Memory
+
+CHUNK = 4096  # rows exported at a time: a memory on disk may not fit into RAM
+
+
+def save(memory: Memory, folder: Path) -> None:
+    """Rows in append-only files (store.py), the rest as a tree beside them; the save before stays good until this one
+    is whole."""
+    if memory.saved is None or memory.saved.folder != folder:
+        memory.saved = Store(folder)
+    with rows_in(memory, memory.saved):
+        tree = memory.state_dict()
+    _trees(folder).save(tree)
+    memory.saved.confirm()
+
+
+def load(memory: Memory, folder: Path) -> None:
+    """The last save, or the one before it where the last one is damaged; where both are, the memory is empty after."""
+    files = _trees(folder)
+    troubles = []
+    for file in (files.latest, files.previous):
+        memory.saved = Store(folder)
+        try:
+            tree = tree_file.read(file)
+            with rows_in(memory, memory.saved):
+                memory.load_state_dict(tree)
+            return
+        except RunError as error:
+            troubles.append(str(error))
+        except (KeyError, TypeError, ValueError, AttributeError, MemoryError, OverflowError) as error:
+            troubles.append(f"{file}: not a memory's state ({type(error).__name__}: {error})")
+    memory.saved = None
+    memory._use_layout(memory.ring.layout)
+    raise RunError("no memory could be loaded:\n  " + "\n  ".join(troubles))
+
+
+@contextmanager
+def rows_in(memory: Memory, store: Store) -> Iterator[None]:
+    """`state_dict` leaves the rows in this store, and `load_state_dict` finds them there."""
+    before, memory.ring.store = memory.ring.store, store
+    try:
+        yield
+    finally:
+        memory.ring.store = before
+
+
+def export(memory: Memory, path: str | Path) -> None:
+    """One array a field, env by env in time order; `order` is a row's write id, `env` the env that it is from."""
+    if str(path).startswith("minari:"):
+        from slm_lab.agent.memory import minari_io
+
+        return minari_io.export(memory, str(path).removeprefix("minari:"))
+    path = Path(path)
+    ids = memory.ring.ids()
+    if not ids.size:
+        raise EmptyMemory("export: the memory holds 0 rows")
+    rows = Rows(memory)
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            with zipfile.ZipFile(file, "w", allowZip64=True) as archive:
+                for name, (dtype, shape) in rows.arrays.items():
+                    with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
+                        header = {"descr": dtype.str, "fortran_order": False, "shape": (ids.size, *shape)}
+                        np.lib.format.write_array_header_2_0(entry, header)
+                        for start in range(0, ids.size, CHUNK):
+                            entry.write(rows.read(name, ids[start : start + CHUNK]).tobytes())
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        sync_folder(path.parent)
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise RunError(f"{path}: cannot be written: {error.strerror or error}") from error
+
+
+def import_(memory: Memory, path: str | Path) -> None:
+    """Add rows env by env in their order; all are checked before the first is written."""
+    if str(path).startswith("minari:"):
+        from slm_lab.agent.memory import minari_io
+
+        return minari_io.import_(memory, str(path).removeprefix("minari:"))
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+    except FileNotFoundError as error:
+        raise RunError(f"{path}: no such file") from error
+    except (OSError, ValueError, EOFError, KeyError, AttributeError, zipfile.BadZipFile, MemoryError) as error:
+        raise RunError(f"{path}: damaged or not an .npz file of plain arrays ({error})") from error
+    add_arrays(memory, arrays)
+
+
+def add_arrays(memory: Memory, arrays: dict[str, np.ndarray]) -> None:
+    """Arrays as in the file; without `env` all rows are env 0's, without `order` they are in order."""
+    if "reward" not in arrays or not arrays["reward"].ndim:
+        raise InvalidRow("reward: missing; needed are obs, action, reward, terminated, truncated and next_obs")
+    count = len(arrays["reward"])
+    short = [name for name, array in arrays.items() if array.shape[:1] != (count,)]
+    if short:
+        raise InvalidRow(f"{short[0]}: shape {arrays[short[0]].shape}, but there are {count} rewards")
+    env = arrays.pop("env", np.zeros(count, np.int64))
+    order = arrays.pop("order", np.arange(count))
+    places = np.lexsort((order, env))
+    envs = np.unique(env)
+    if envs.dtype.kind not in "iu" or (envs < 0).any() or (envs >= memory.num_envs).any():
+        raise InvalidRow(f"env: {envs.tolist()} are given, this memory holds rows of envs 0 to {memory.num_envs - 1}")
+    parts = [(int(one), _as_rows(arrays, places[env[places] == one])) for one in envs]
+    for _, rows in parts:
+        memory.validate(rows)
+    for one, rows in parts:
+        memory.add_rows(rows, one)
+
+
+class Rows:
+    """Rows as they were added, field by field: the env's dtypes, whole stacks, one step."""
+
+    def __init__(self, memory: Memory):
+        self.ring = memory.ring
+        self._view = Transitions(memory.ring, memory.gamma)
+        self.arrays: dict[str, tuple[np.dtype, tuple[int, ...]]] = {}
+        for part in self._view._parts:
+            part.widen = False
+            name = part.group if part.key is None else f"{part.group}.{part.key}"
+            self.arrays[name] = part.dtype, part.shape
+        self.arrays |= {"reward": (np.dtype(np.float32), ()), "terminated": (np.dtype(bool), ())}
+        self.arrays |= {"truncated": (np.dtype(bool), ()), "env": (np.dtype(np.int64), ())}
+        self.arrays |= {"order": (np.dtype(np.int64), ())}
+
+    def read(self, name: str, ids: np.ndarray) -> np.ndarray:
+        ring = self.ring
+        if name in ("terminated", "truncated"):
+            flag = TERMINATED if name == "terminated" else TRUNCATED
+            return ring.links[ring.rows_of(ids), ring.link_word] & flag > 0
+        if name in ("env", "order"):
+            return ids % ring.num_envs if name == "env" else ids
+        value: Any = self._view.read(ids)
+        for part in name.split(".", 1):
+            value = value[part] if isinstance(value, dict) else getattr(value, part)
+        return value.numpy()
+
+
+def _as_rows(arrays: dict[str, np.ndarray], places: np.ndarray) -> dict[str, Any]:
+    """What `add_rows` takes."""
+    rows: dict[str, Any] = {}
+    for name, array in arrays.items():
+        group, _, key = name.partition(".")
+        if group == "extras":
+            rows[key] = array[places]
+        elif key:
+            rows.setdefault(group, {})[key] = array[places]
+        else:
+            rows[name] = array[places]
+    return rows
+
+
+def _trees(folder: Path) -> tree_file.LastTwo:
+    return tree_file.LastTwo(folder / "latest.safetensors", folder / "previous.safetensors")

@@ -1,0 +1,180 @@
+"""A state tree as one safetensors file: exact, atomic, pickle-free.
+
+A state tree is made of dicts with str keys, lists, numpy arrays, torch tensors and JSON values. The arrays become the
+file's tensors, named by their place in the tree; the rest is JSON in the file's metadata, beside a format version and
+a checksum over everything. Reading one executes nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from slm_lab.errors import RunError
+from slm_lab.lib.files import sync_folder
+
+FORMAT = 1
+_NUMPY_KINDS = "biuf"  # bool, signed, unsigned, float
+_MARK = "$array"  # {"$array": [name, torch dtype or null]} stands for an array
+_PLAIN = "$dict"  # {"$dict": {...}} stands for a dict that happens to have one of these two keys
+
+
+def write(path: Path, tree: Any) -> None:
+    """`tree` durably in the place of whatever was there; on any failure the old file stays."""
+    replace(write_beside(path, tree), path)
+
+
+def read(path: Path) -> Any:
+    """The tree that was written, arrays as arrays, tensors as tensors on the CPU, tuples as lists."""
+    try:
+        with safe_open(path, framework="np") as file:
+            metadata = file.metadata() or {}
+            if metadata.get("format", "").isdecimal() and int(metadata["format"]) > FORMAT:
+                raise RunError(f"{path}: checkpoint format {metadata['format']} is newer than this lab's ({FORMAT})")
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+        if metadata.pop("checksum", "") != _checksum(metadata, arrays):
+            raise RunError(f"{path}: damaged: its contents do not match its checksum")
+        return _unpack(json.loads(metadata["tree"]), arrays)
+    except FileNotFoundError as error:
+        raise RunError(f"{path}: no such checkpoint") from error
+    except (SafetensorError, OSError, ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
+        raise RunError(f"{path}: damaged or not a checkpoint ({error})") from error
+
+
+class LastTwo:
+    """The latest tree and the one before it, each in a file."""
+
+    def __init__(self, latest: Path, previous: Path):
+        self.latest = latest
+        self.previous = previous
+        self._latest_is_good: bool | None = None  # None: not looked at yet
+
+    def save(self, tree: Any) -> None:
+        """Write the latest; the one that it replaces becomes the previous. One of the two is whole at every moment."""
+        temporary = write_beside(self.latest, tree)
+        if self._latest_is_good is None:
+            self._latest_is_good = _readable(self.latest)
+        if self._latest_is_good:  # a damaged one must not push out the good one before it
+            self._latest_is_good = False  # until the new one is in its place
+            replace(self.latest, self.previous)
+        replace(temporary, self.latest)
+        self._latest_is_good = True
+
+    def load(self) -> tuple[Any, str | None]:
+        """The latest tree and None, or the previous one and a warning if the latest cannot be read."""
+        self._latest_is_good = False
+        try:
+            tree = read(self.latest)
+            self._latest_is_good = True
+            return tree, None
+        except RunError as error:
+            trouble = error
+        try:
+            return read(self.previous), f"{trouble}; going on from the one before it"
+        except RunError as error:
+            raise RunError(f"no checkpoint to go on from:\n  {trouble}\n  {error}") from error
+
+
+def _readable(path: Path) -> bool:
+    try:
+        read(path)
+    except RunError:
+        return False
+    return True
+
+
+def write_beside(path: Path, tree: Any) -> Path:
+    """`tree` in a file with a temporary name beside `path`, flushed to disk."""
+    arrays: dict[str, np.ndarray] = {}
+    skeleton = json.dumps(_pack(tree, "", arrays), separators=(",", ":"))
+    metadata = {"format": str(FORMAT), "tree": skeleton}
+    metadata["checksum"] = _checksum(metadata, arrays)
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        save_file(arrays, temporary, metadata)
+        with open(temporary, "rb+") as file:
+            os.fsync(file.fileno())
+    except (OSError, SafetensorError) as error:
+        temporary.unlink(missing_ok=True)  # a full disk needs the room
+        raise RunError(f"{path}: cannot be written: {error}") from error
+    return temporary
+
+
+def replace(temporary: Path, path: Path) -> None:
+    try:
+        os.replace(temporary, path)
+        sync_folder(path.parent)
+    except OSError as error:
+        raise RunError(f"{path}: cannot be written: {error}") from error
+
+
+def _checksum(metadata: dict[str, str], arrays: dict[str, np.ndarray]) -> str:
+    digest = hashlib.blake2b(json.dumps(metadata, sort_keys=True).encode(), digest_size=32)
+    for name in sorted(arrays):
+        array = arrays[name]
+        digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
+        digest.update(array.reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()
+
+
+def _pack(node: Any, path: str, arrays: dict[str, np.ndarray]) -> Any:
+    """`node` as JSON; its arrays go into `arrays`, without a copy where they are contiguous and on the CPU."""
+    if node is None or isinstance(node, bool | int | float | str):
+        return node
+    if isinstance(node, dict):
+        for key in node:
+            if not isinstance(key, str):
+                raise TypeError(f"state tree: {path or 'the root'} has the key {key!r}; keys are strings")
+        packed = {key: _pack(value, f"{path}.{key}" if path else key, arrays) for key, value in node.items()}
+        return {_PLAIN: packed} if _MARK in packed or _PLAIN in packed else packed
+    if isinstance(node, list | tuple):
+        return [_pack(value, f"{path}.{place}" if path else str(place), arrays) for place, value in enumerate(node)]
+    if isinstance(node, torch.Tensor):
+        array, kind = _as_array(node), str(node.dtype).removeprefix("torch.")
+    elif isinstance(node, np.ndarray):
+        array, kind = node, None
+    else:
+        array = None
+    if array is None or array.dtype.kind not in _NUMPY_KINDS or array.dtype.itemsize > 8:
+        dtype = f" ({node.dtype})" if hasattr(node, "dtype") else ""
+        raise TypeError(f"state tree: {path or 'the root'} is of type {type(node).__name__}{dtype}; cannot be saved")
+    name = path
+    while name in arrays or name in ("", "__metadata__"):  # {"a.b": x, "a": {"b": y}}; the format's own key
+        name += "'"
+    arrays[name] = np.ascontiguousarray(array, array.dtype.newbyteorder("<")).reshape(array.shape)
+    return {_MARK: [name, kind]}
+
+
+def _unpack(node: Any, arrays: dict[str, np.ndarray]) -> Any:
+    if isinstance(node, list):
+        return [_unpack(value, arrays) for value in node]
+    if not isinstance(node, dict):
+        return node
+    if _MARK in node:
+        name, kind = node[_MARK]
+        return arrays[name] if kind is None else _as_tensor(arrays[name], kind)
+    return {key: _unpack(value, arrays) for key, value in node.get(_PLAIN, node).items()}
+
+
+def _as_array(tensor: torch.Tensor) -> np.ndarray:
+    """The tensor's bytes in a dtype that numpy has: bfloat16 and the like as unsigned integers of their size."""
+    tensor = tensor.detach().cpu().contiguous()
+    if tensor.is_floating_point() and tensor.dtype not in (torch.float16, torch.float32, torch.float64):
+        tensor = tensor.view({1: torch.uint8, 2: torch.uint16}[tensor.itemsize])
+    return tensor.numpy()
+
+
+def _as_tensor(array: np.ndarray, kind: str) -> torch.Tensor:
+    dtype = vars(torch).get(kind)  # not getattr, which would import whatever torch module the file names
+    if not isinstance(dtype, torch.dtype) or dtype.itemsize != array.itemsize:
+        raise ValueError(f"{kind!r} is not a dtype of {array.itemsize} bytes")
+    tensor = torch.from_numpy(array)
+    return tensor if tensor.dtype == dtype else tensor.view(dtype)
