@@ -42,9 +42,11 @@ def check(values: np.ndarray, space: spaces.Space, name: str) -> None:
     if values.dtype.kind == "f":
         _refuse(~np.isfinite(values), values, name, "every value must be finite")
     low, high = limits(space)
-    slack = _slack(low, high) if values.dtype.kind == "f" else 0
-    for limit, outside, word in ((low, values < low - slack, "least"), (high, values > high + slack, "most")):
-        _refuse(outside, values, name, f"the {word} is", limit)
+    with np.errstate(over="ignore"):  # beside the largest float there is no room for slack
+        slack = _slack(low, high) if values.dtype.kind == "f" else 0
+        least, most = low - slack, high + slack
+    _refuse(values < least, values, name, "the least is", low)
+    _refuse(values > most, values, name, "the most is", high)
 
 
 def limits(space: spaces.Space) -> tuple[Any, Any]:

@@ -115,7 +115,7 @@ class Ring:
 
     def rows_of(self, ids: np.ndarray) -> np.ndarray:
         """Where in the table the rows with these ids are."""
-        return ids // self.num_envs % self.ring_slots * self.num_envs + ids % self.num_envs
+        return ids % (self.ring_slots * self.num_envs)  # as ids count rows from env to env
 
     def ids(self, until: np.ndarray | None = None) -> np.ndarray:
         """Ids of the rows held (before `until`, per env), env by env, each in time order."""

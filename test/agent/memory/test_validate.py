@@ -67,3 +67,13 @@ def test_extra_that_a_row_lacks_or_that_is_new_is_named(memory):
     memory.add_rows({**rows(), "value": [1.0, 2.0]})
     with pytest.raises(InvalidRow, match=r"extras: \[\] were given, \['value'\] are needed"):
         memory.validate(rows())
+
+
+def test_bounds_at_the_end_of_the_floats_and_images_pass(recwarn):
+    most = np.finfo(np.float64).max
+    space = spaces.Tuple([spaces.Box(-most, most, (1,), np.float64), spaces.Box(0, 255, (2,), np.uint8)])
+    memory = make_memory({}, space, spaces.Box(-2.0, 2.0, (1,), np.float32))
+    obs = (np.array([[most]]), np.array([[0, 255]], np.uint8))
+    row = {"obs": obs, "next_obs": obs, "action": np.array([[2.0]], np.float32), "reward": np.zeros(1)}
+    memory.validate({**row, "terminated": np.zeros(1, bool), "truncated": np.zeros(1, bool)})
+    assert not recwarn.list
