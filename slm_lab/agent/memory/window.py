@@ -100,7 +100,7 @@ def lay_windows(links, link_word, head, tail, slots, ids, burn_in, stride, pad, 
             row = ids[index + AHEAD] % (envs * slots)
             for _ in range(length):
                 fetch(links, row * width + 4 * link_word)
-                row = row + envs if row + envs < envs * slots else (row + envs) % (envs * slots)
+                row = row + envs if row + envs < envs * slots else row + envs - envs * slots
         if index < 0:
             continue
         env = ids[index] % envs
