@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from gymnasium import spaces
 
 from slm_lab.agent.algorithm.algorithm import Site
 from slm_lab.agent.memory import make_memory
+from slm_lab.agent.memory.store import Store
 from slm_lab.errors import Mistake
 from slm_lab.lib import seeds
 from slm_lab.spec import registry
@@ -31,8 +33,10 @@ class Agent:
         action_space: spaces.Space,
         seed: int,
         goal_functions: GoalFunctions = (None, None),
+        memory_folder: Path | None = None,
     ):
-        """`goal_functions`: the env's compute_reward and compute_terminated, for a memory that relabels goals."""
+        """`goal_functions`: the env's compute_reward and compute_terminated, for a memory that relabels goals;
+        `memory_folder`: where a memory on disk keeps its rows, a temporary folder if None."""
         settings = spec.agent.algorithm
         num_envs = spec.env.num_envs
         site = Site(observation_space, action_space, seed, device_name(spec.meta.device), compile_pays(spec))
@@ -46,6 +50,7 @@ class Agent:
                 num_envs=num_envs,
                 gamma=settings.gamma,
                 seed=seeds.derive(seed, "memory"),
+                path=memory_folder,
                 training_frequency=settings.rows_to_learn(num_envs),
                 training_start_step=settings.first_learning_frame(),
                 compute_reward=goal_functions[0],
@@ -65,6 +70,20 @@ class Agent:
         if self.memory is not None:
             for _ in range(self.memory.due(frame)):
                 self.algorithm.learn(self.memory, frame)
+
+    def keep_rows_in(self, folder: Path) -> None:
+        """From now on `state_dict` leaves a replay memory's rows there, in files that only grow, and tells of them."""
+        if self.memory is not None and not self.memory.on_policy:
+            self.memory.ring.store = Store(folder)
+
+    def saved(self) -> None:
+        """The last `state_dict` is on the disk, and what only the ones before its predecessor need can go."""
+        if self.memory is not None and self.memory.ring.store is not None:
+            self.memory.ring.store.confirm()
+
+    def close(self) -> None:
+        if self.memory is not None:
+            self.memory.close()
 
     def state_dict(self) -> dict:
         return {

@@ -7,6 +7,8 @@
             s{session}/
                 train.csv  eval.csv  metrics.json  log  learning_curve.png
                 checkpoint/{latest,previous,best}.safetensors
+                checkpoint/rows/                      what replay memories held, of the latest two
+                memory/                               files of a memory on disk, while the session runs
 
 The command line imports this for its completion, so nothing heavy is imported here.
 """
@@ -66,6 +68,14 @@ class SessionFolder:
     @property
     def best(self) -> Path:
         return self.checkpoint_folder / "best.safetensors"
+
+    @property
+    def saved_rows(self) -> Path:
+        return self.checkpoint_folder / "rows"
+
+    @property
+    def memory_folder(self) -> Path:
+        return self.root / "memory"
 
     def make(self) -> SessionFolder:
         try:

@@ -66,7 +66,9 @@ class Session:
         self.clock = Clock()
         self.env = VectorEnv(spec.env, seed, render_mode="human" if render else None)
         spaces = self.env.observation_space, self.env.action_space
-        self.agent = watch(Agent(spec, *spaces, seed, self.env.goal_functions), self.env)
+        agent = Agent(spec, *spaces, seed, self.env.goal_functions, folder.memory_folder)
+        agent.keep_rows_in(folder.saved_rows)
+        self.agent = watch(agent, self.env)
         episodes = spec.meta.rigorous_eval
         self.evaluator = Evaluator(spec.env, episodes, seed) if episodes else None
         self.checkpoints = Checkpoints(folder)
@@ -172,6 +174,7 @@ class Session:
     def _save(self) -> None:
         with self._writing("the checkpoint"):
             self.checkpoints.save(self.state_dict())
+            self.agent.saved()
             size = self.folder.latest.stat().st_size / 1e6
             self.listener.detail(f"session {self.folder.index}: frame {self.clock.frame}, saved {size:.2f} MB")
 
@@ -234,6 +237,8 @@ class Session:
     def _close(self) -> None:
         with self._writing("the rest of the tables"):
             self.logbook.close()
+        with self._writing("the memory"):
+            self.agent.close()
         self.env.close()
         if self.evaluator is not None:
             self.evaluator.close()

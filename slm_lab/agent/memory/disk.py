@@ -32,10 +32,11 @@ class Disk:
     """The file of one memory in `folder`, or in a temporary folder; `close` removes it, as does the process's end."""
 
     def __init__(self, folder: Path | None = None):
-        made = folder is None
-        self.folder = Path(tempfile.mkdtemp(prefix="slm_lab_memory_")) if made else Path(folder)
+        temporary = folder is None
+        self.folder = Path(tempfile.mkdtemp(prefix="slm_lab_memory_")) if folder is None else Path(folder)
         self.file = self.folder / "rows.ring"
-        self._finalizer = weakref.finalize(self, _remove, self.file, self.folder if made else None)
+        made = temporary or not self.folder.exists()
+        self._finalizer = weakref.finalize(self, _remove, self.file, made, temporary)
 
     def allocate(self, rows: int, row_bytes: int, finals: int, final_bytes: int, num_envs: int) -> np.ndarray:
         """(rows, row_bytes) zeros, in a new file that takes the place of the old one; its heads are 0.
@@ -116,8 +117,11 @@ def _whole_pages(count: int) -> int:
     return -(-count // PAGE) * PAGE
 
 
-def _remove(file: Path, folder: Path | None) -> None:
+def _remove(file: Path, made: bool, temporary: bool) -> None:
+    """The file, and the folder if it was made for it: with all that is in it, or only if nothing is."""
     with suppress(OSError):
         file.unlink(missing_ok=True)
-    if folder is not None:
-        shutil.rmtree(folder, ignore_errors=True)
+        if temporary:
+            shutil.rmtree(file.parent)
+        elif made:
+            file.parent.rmdir()
