@@ -133,10 +133,8 @@ def notice(sums, lows, known, highest, head, tail, slots, history):
     for env in range(envs):
         if known[env] == head[env]:
             continue
-        for t in range(max(known[env], tail[env]), head[env]):
-            set_leaf(sums, lows, t % slots * envs + env, highest[0])
-        for t in range(head[env], head[env] + 1 + history):
-            set_leaf(sums, lows, t % slots * envs + env, 0.0)
+        for t in range(max(known[env], tail[env]), head[env] + 1 + history):
+            set_leaf(sums, lows, t % slots * envs + env, highest[0] if t < head[env] else 0.0)
         known[env] = head[env]
 
 
