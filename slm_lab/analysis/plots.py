@@ -27,9 +27,8 @@ def session_curve(path: Path, train: Columns, eval: Columns, title: str) -> None
 
     def draw(axes: Axes) -> None:
         if "return_ma" in train and np.isfinite(train["return_ma"]).any():
-            axes.plot(
-                train["frame"], train["return_ma"], color=ORANGE, lw=1.2, alpha=0.8, label="training\n(moving average)"
-            )
+            style = {"color": ORANGE, "lw": 1.2, "alpha": 0.8}
+            _line(axes, train["frame"], train["return_ma"], **style, label="training\n(moving average)")
         if "return" not in eval or not np.isfinite(eval["return"]).any():
             return
         spread = _spread(eval)

@@ -187,7 +187,7 @@ class Session:
             self.unsaved = f"{what} could not be written: {error}"
             self._warn(f"frame {self.clock.frame}: {self.unsaved}")
 
-    def _report(self, done: bool = False) -> None:
+    def _report(self) -> None:
         self._reported_at = self.clock.wall_time
         book = self.logbook
         self.listener.update(
@@ -199,7 +199,7 @@ class Session:
                 train_return=book.tally.moving_average,
                 eval_return=book.last(book.eval, "return"),
                 loss=book.last(book.train, "loss"),
-                done=done,
+                done=self.clock.frame >= self.spec.env.max_frame,
             )
         )
 
@@ -228,7 +228,7 @@ class Session:
         with self._writing("the metrics"):
             write_json(self.folder.metrics_file, metrics)
         self._draw()
-        self._report(done=status == FINISHED)
+        self._report()
         self._log(f"{metrics['status']} at frame {self.clock.frame}")
         if self.unsaved and status != FAILED:
             raise RunError(f"{self.folder.root}: at frame {self.clock.frame}, {unsaved or self.unsaved}")

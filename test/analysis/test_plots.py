@@ -58,6 +58,11 @@ def test_a_session_without_returns_says_so(tmp_path, drawn):
     assert [text.get_text() for text in drawn[0].texts] == ["no returns yet"]
 
 
+def test_a_single_point_of_either_curve_is_seen(tmp_path, drawn):
+    session_curve(tmp_path / "a.png", *tables(1), "dqn")
+    assert [line.get_marker() for line in drawn[0].get_lines()] == ["o", "o"]
+
+
 def test_the_legend_tells_what_the_band_is(tmp_path, drawn):
     session_curve(tmp_path / "a.png", *tables(9), "dqn")
     session_curve(tmp_path / "b.png", *tables(9, nan=True), "dqn")

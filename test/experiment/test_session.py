@@ -4,6 +4,7 @@ import os
 import numpy as np
 import pytest
 
+from slm_lab.agent.learner import Learner
 from slm_lab.analysis.tables import read_table
 from slm_lab.env import VectorEnv
 from slm_lab.env.make import EnvFault
@@ -138,6 +139,13 @@ def test_a_return_of_nan_is_never_the_best(make_spec, make_folder, ear, monkeypa
     assert (best["frame"], best["score"]) == (200, 3.0)
 
 
+def test_learning_that_diverges_is_told_once_with_its_frame_and_a_remedy(make_spec, make_folder, ear, monkeypatch):
+    monkeypatch.setattr(Learner, "report", lambda self: {"loss": np.nan, "grad_norm": np.inf})
+    run(make_spec(), make_folder(), ear)
+    (warning,) = ear.warnings
+    assert "learning has diverged by frame 50: loss, grad_norm not finite; lower agent.net.optim_spec.lr" in warning
+
+
 class Score:
     """An evaluation of a single return."""
 
@@ -172,7 +180,7 @@ def test_rows_come_at_their_frames_and_at_the_end(make_spec, make_folder, ear, e
     assert read_table(folder.eval_table)["frame"].tolist() == (eval_rows or [32, 60, 92, 100])
     assert metrics["frames"] == train_rows[-1]
     assert metrics["opt_steps"] == 0 or env["max_frame"] == 100
-    assert ear.progress[-1].done
+    assert [progress.done for progress in ear.progress if progress.frame == train_rows[-1]] == [True, True]
 
 
 def test_a_run_goes_on_beyond_its_old_end(make_spec, make_folder, ear):
