@@ -185,8 +185,6 @@ def _run_job(
     job: Job, changes: list[str], *, data_dir: Path, render: bool, episodes: int | None, verbosity: int
 ) -> None:
     _refuse_idle_options(job, changes, render, episodes)
-    if job.mode == "search":
-        raise RunError("mode 'search' is not available in this version; train one spec with 'train'")
     if job.target is None:
         spec = _read_spec(job.file, job.spec_name, job.tree(), changes)
         from slm_lab.experiment import lab

@@ -9,7 +9,7 @@ from slm_lab.errors import Mistake, SpecError
 from slm_lab.spec.files import find_file, pick, read_file
 from slm_lab.spec.registry import nearest
 
-MODES = ("train", "dev", "search", "train@latest", "enjoy@latest")
+MODES = ("train", "dev", "train@latest", "enjoy@latest")
 GOES_ON = ("train", "enjoy")  # modes that take "@latest" or "@data/RUN"
 
 
@@ -19,7 +19,7 @@ class Job:
 
     file: str
     spec_name: str
-    mode: str  # train, dev, search, enjoy
+    mode: str  # train, dev, enjoy
     target: str | None = None  # "latest", or a run's folder; None: a new run
 
     def tree(self) -> dict[str, Any]:
@@ -30,12 +30,14 @@ class Job:
 def parse_job(file: str, spec_name: str, mode: str) -> Job:
     """The job that "train", "train@latest" or "enjoy@data/RUN/t0/s0" means for that spec."""
     verb, at, target = mode.partition("@")
-    if (at and verb in GOES_ON and target) or (not at and verb in ("train", "dev", "search")):
+    if verb == "search":
+        raise SpecError("mode 'search' is not available in this version; train one spec with 'train'")
+    if (at and verb in GOES_ON and target) or (not at and verb in ("train", "dev")):
         return Job(file, spec_name, verb, target or None)
     if verb in GOES_ON:
         raise SpecError(f"'{mode}' of which run? {verb}@latest, or {verb}@data/RUN")
-    if verb in ("dev", "search"):
-        raise SpecError(f"mode '{verb}' starts a new run; it takes no '@'")
+    if verb == "dev":
+        raise SpecError("mode 'dev' starts a new run; it takes no '@'")
     guess = nearest(verb, [*MODES, "enjoy"]) or nearest(mode, list(MODES))
     hint = f"did you mean '{guess}'? " if guess else ""
     raise SpecError(f"no mode '{mode}'; {hint}modes: {', '.join(MODES)}")

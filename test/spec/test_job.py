@@ -11,7 +11,6 @@ from slm_lab.spec.job import Job, parse_job, read_jobs
     [
         ("train", "train", None),
         ("dev", "dev", None),
-        ("search", "search", None),
         ("train@latest", "train", "latest"),
         ("enjoy@data/run/t0/s1", "enjoy", "data/run/t0/s1"),
     ],
@@ -29,6 +28,8 @@ def test_a_mode_says_what_to_do_and_with_which_run(mode, verb, target):
         ("enjoy", "'enjoy' of which run? enjoy@latest, or enjoy@data/RUN"),
         ("train@", "'train@' of which run? train@latest, or train@data/RUN"),
         ("dev@latest", "mode 'dev' starts a new run; it takes no '@'"),
+        ("search", "mode 'search' is not available in this version; train one spec with 'train'"),
+        ("serch", "no mode 'serch'; modes: train, dev, train@latest, enjoy@latest"),
         ("", "no mode ''; modes: train, dev"),
     ],
 )
@@ -55,8 +56,8 @@ def test_a_job_file_is_read_in_its_order(tmp_path):
 
 def test_all_mistakes_of_a_job_file_are_told_together(tmp_path):
     with pytest.raises(SpecError) as caught:
-        read_jobs(write(tmp_path, {"b.json": {"two": "trian", "one": 3}, "a.json": "train"}))
-    assert len(caught.value.mistakes) == 3
+        read_jobs(write(tmp_path, {"b.json": {"two": "trian", "one": 3, "three": "search"}, "a.json": "train"}))
+    assert len(caught.value.mistakes) == 4
 
 
 @pytest.mark.parametrize(
