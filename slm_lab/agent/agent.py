@@ -108,7 +108,7 @@ def check_agent(
     mistakes = list(algorithm.check(spec.agent.algorithm, action_space))
     if algorithm.needs_learning:
         mistakes += _check_memory(spec, algorithm, observation_space, goal_functions)
-        mistakes += registry.find("net", spec.agent.net.type).check(observation_space)
+        mistakes += _check_net(spec, algorithm, observation_space)
     if spec.meta.distributed:
         mistakes.append(Mistake("meta.distributed", "sessions that share one net are not available; use false"))
     if spec.meta.compile is True and not has_compiler():
@@ -118,6 +118,18 @@ def check_agent(
     except (RuntimeError, AssertionError) as problem:
         reason = str(problem).splitlines()[0]
         mistakes.append(Mistake("meta.device", f"'{spec.meta.device}' cannot be used here ({reason}); use 'cpu'"))
+    return mistakes
+
+
+def _check_net(spec: Spec, algorithm: Any, observation_space: spaces.Space) -> list[Mistake]:
+    name = spec.agent.net.type
+    net = registry.find("net", name)
+    mistakes = net.check(observation_space)
+    if net.needs_head not in (None, *algorithm.heads):
+        problem = (
+            f"shapes the '{net.needs_head}' head; {spec.agent.algorithm.name} asks for {' and '.join(algorithm.heads)}"
+        )
+        mistakes.append(Mistake("agent.net.type", f"{name} {problem}: use MLPNet"))
     return mistakes
 
 

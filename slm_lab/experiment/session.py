@@ -76,6 +76,7 @@ class Session:
         self.logbook = Logbook(folder, spec.env.num_envs, self.agent.algorithm.reports, fresh=not self.resumes)
         self.best: float | None = None
         self.evaluation_due = False
+        self.diverged = False
         self.unsaved = ""  # why the last try to write something failed
         self.log_frequency = spec.meta.log_frequency or max(1, spec.env.max_frame // ROWS_OF_A_RUN)
         self._reported_at = self._drawn_at = self.clock.wall_time
@@ -125,8 +126,10 @@ class Session:
         evaluates = ends or self.clock.passed(self.spec.meta.eval_frequency)
         if evaluates or self.clock.passed(self.log_frequency):
             algorithm = self.agent.algorithm
+            report = algorithm.report(self.clock.frame)
+            self._warn_of_divergence(report)
             with self._writing("a row of the train table"):
-                self.logbook.write_train(self.clock, algorithm.opt_step, algorithm.report(self.clock.frame))
+                self.logbook.write_train(self.clock, algorithm.opt_step, report)
         if evaluates:
             self._take_stock()
         elif self.live_seconds is not None and self.clock.wall_time - self._reported_at >= self.live_seconds:
@@ -202,6 +205,14 @@ class Session:
                 done=self.clock.frame >= self.spec.env.max_frame,
             )
         )
+
+    def _warn_of_divergence(self, report: dict[str, float]) -> None:
+        """Once, when a number of the learn steps is no longer finite: nothing good comes after that."""
+        wrong = [name for name, value in report.items() if not math.isfinite(value)]
+        if wrong and not self.diverged:
+            self.diverged = True
+            remedy = "lower agent.net.optim_spec.lr or set agent.net.clip_grad_val"
+            self._warn(f"learning has diverged by frame {self.clock.frame}: {', '.join(wrong)} not finite; {remedy}")
 
     def _warn(self, text: str) -> None:
         self.logbook.note(f"warning: {text}")

@@ -21,6 +21,7 @@ FITTING = [
     for net in registry.names("net")
     if registry.find("algorithm", algorithm).on_policy == registry.find("memory", memory).on_policy
     and registry.find("algorithm", algorithm).learns_from == registry.find("memory", memory).gives
+    and registry.find("net", net).needs_head in (None, *registry.find("algorithm", algorithm).heads)
 ]
 
 
@@ -262,6 +263,11 @@ def test_everything_that_does_not_fit_is_told_at_once(lab):
     spec = lab.spec("DQN", "OnPolicyReplay", meta_={"distributed": "shared", "device": "cuda:99"})
     places = [mistake.path for mistake in check_agent(spec, image, spaces.Box(-1, 1))]
     assert places == ["agent.algorithm.name", "agent.memory.name", "agent.net.type", "meta.distributed", "meta.device"]
+
+
+def test_a_dueling_net_without_values_of_actions_is_one_mistake(lab):
+    (mistake,) = told(lab.spec("PPO", net_={"type": "DuelingMLPNet"}))
+    assert mistake == ("agent.net.type: DuelingMLPNet shapes the 'q' head; PPO asks for policy and value: use MLPNet")
 
 
 def test_a_device_that_is_not_here_is_a_mistake(lab):

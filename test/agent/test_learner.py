@@ -105,7 +105,8 @@ def test_each_child_has_its_own_optimizer_rate_and_clipping():
 @pytest.mark.parametrize(
     ("keys", "rates"),
     [
-        ({"shared": True, "actor_optim_spec": {"lr": 0.3}}, [0.1]),
+        ({"shared": True, "critic_optim_spec": {"lr": 0.3}}, [0.1]),
+        ({"shared": True, "actor_optim_spec": {"lr": 0.3}}, [0.3]),
         ({"shared": False}, [0.1, 0.1]),
         ({"shared": False, "actor_optim_spec": {"lr": 0.3}}, [0.3, 0.1]),
         ({"shared": False, "critic_optim_spec": {"lr": 0.3}}, [0.1, 0.3]),

@@ -12,11 +12,10 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from slm_lab.agent.algorithm.algorithm import Algorithm, Site, acting_forward, seeded_net
-from slm_lab.agent.algorithm.policy import Policy, check_policy, make_distribution
-from slm_lab.agent.algorithm.reinforce import PolicySettings
+from slm_lab.agent.algorithm.policy import Policy, PolicySettings, check_policy, make_distribution
 from slm_lab.agent.algorithm.returns import gae, n_step_returns, returns_to_go, standardize
 from slm_lab.agent.learner import WHOLE, Learner
-from slm_lab.agent.net.actor_critic import ActorCritic as ActorCriticNet
+from slm_lab.agent.net.actor_critic import ActorCriticNet
 from slm_lab.agent.net.optim import OptimSpec
 from slm_lab.agent.net.settings import LOSSES, NetSettings
 from slm_lab.errors import Mistake
@@ -45,6 +44,7 @@ class ActorCriticSettings(PolicySettings):
 class ActorCritic(Algorithm):
     Settings = ActorCriticSettings
     on_policy = True
+    heads = ("policy", "value")
     reports = ("entropy_coef", "entropy", "policy_loss", "value_loss")
 
     def __init__(self, settings: ActorCriticSettings, net_settings: NetSettings, site: Site):
@@ -132,9 +132,7 @@ class ActorCritic(Algorithm):
 
 def optimizers_of(settings: NetSettings) -> dict[str, OptimSpec]:
     """An optimizer each for actor and critic, where they are two nets and the spec does not ask for a common one."""
-    if settings.shared:
-        return {WHOLE: settings.optim_spec}
     actor = settings.actor_optim_spec or settings.optim_spec
-    if settings.use_same_optim:
+    if settings.shared or settings.use_same_optim:
         return {WHOLE: actor}
     return {"actor": actor, "critic": settings.critic_optim_spec or settings.optim_spec}

@@ -61,6 +61,7 @@ class Algorithm:
     on_policy: ClassVar[bool | None]  # which memories fit; None: any, or none at all
     learns_from: ClassVar[str] = "transitions"  # what the memory gives
     needs_learning: ClassVar[bool] = True
+    heads: ClassVar[tuple[str, ...]] = ()  # what it asks of a net
     reports: ClassVar[tuple[str, ...]] = ()  # what `report` gives besides loss, lr and grad_norm: columns of the table
     learner: Learner | None = None
 

@@ -15,7 +15,7 @@ from slm_lab.agent.algorithm.algorithm import Algorithm, AlgorithmSettings, Site
 from slm_lab.agent.algorithm.policy import VALUE_POLICIES
 from slm_lab.agent.algorithm.schedule import ScheduleSpec
 from slm_lab.agent.learner import ERRORS, Learner
-from slm_lab.agent.net.actor_critic import make_net
+from slm_lab.agent.net.make import make_net
 from slm_lab.agent.net.settings import LOSSES, NetSettings
 from slm_lab.errors import Mistake
 from slm_lab.types import Batch
@@ -57,6 +57,7 @@ class VanillaDQN(Algorithm):
 
     Settings = VanillaDQNSettings
     on_policy = False
+    heads = ("q",)
     reports = ("explore_var",)
     has_target = False
 

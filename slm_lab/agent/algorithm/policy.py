@@ -7,17 +7,33 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
 from gymnasium import spaces
+from pydantic import Field
 from torch import Tensor
 
+from slm_lab.agent.algorithm.algorithm import AlgorithmSettings
+from slm_lab.agent.algorithm.schedule import ScheduleSpec, constant
 from slm_lab.errors import Mistake
 
 LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 LOG_STD_RANGE = (-20.0, 2.0)  # keeps a deviation between 2e-9 and 7.4 whatever the net puts out
+
+
+class PolicySettings(AlgorithmSettings):
+    """Keys of the algorithms that learn a policy."""
+
+    action_pdtype: Literal["default", "Categorical", "Normal"] = Field(
+        "default", description="distribution of actions: Categorical for Discrete, Normal for Box; default: by the env"
+    )
+    action_policy: Literal["default"] = Field("default", description="actions are drawn from the distribution itself")
+    explore_var_spec: ScheduleSpec | None = Field(
+        None, description="SLM Lab's key, read and passed over: a policy explores by its own spread"
+    )
+    entropy_coef_spec: ScheduleSpec = Field(constant(0.01), description="weight of the entropy bonus")
 
 
 class ActionDistribution(Protocol):

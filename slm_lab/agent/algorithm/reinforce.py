@@ -11,28 +11,14 @@ from gymnasium import spaces
 from pydantic import Field
 from torch import Tensor
 
-from slm_lab.agent.algorithm.algorithm import Algorithm, AlgorithmSettings, Site, acting_forward, seeded_net
-from slm_lab.agent.algorithm.policy import Policy, check_policy, make_distribution
+from slm_lab.agent.algorithm.algorithm import Algorithm, Site, acting_forward, seeded_net
+from slm_lab.agent.algorithm.policy import Policy, PolicySettings, check_policy, make_distribution
 from slm_lab.agent.algorithm.returns import returns_to_go, standardize
-from slm_lab.agent.algorithm.schedule import ScheduleSpec, constant
 from slm_lab.agent.learner import Learner
 from slm_lab.agent.net.actor_critic import Actor
 from slm_lab.agent.net.settings import NetSettings
 from slm_lab.errors import Mistake
 from slm_lab.types import Batch
-
-
-class PolicySettings(AlgorithmSettings):
-    """Keys of the algorithms that learn a policy."""
-
-    action_pdtype: Literal["default", "Categorical", "Normal"] = Field(
-        "default", description="distribution of actions: Categorical for Discrete, Normal for Box; default: by the env"
-    )
-    action_policy: Literal["default"] = Field("default", description="actions are drawn from the distribution itself")
-    explore_var_spec: ScheduleSpec | None = Field(
-        None, description="SLM Lab's key, read and passed over: a policy explores by its own spread"
-    )
-    entropy_coef_spec: ScheduleSpec = Field(constant(0.01), description="weight of the entropy bonus")
 
 
 class ReinforceSettings(PolicySettings):
@@ -44,6 +30,7 @@ class ReinforceSettings(PolicySettings):
 class Reinforce(Algorithm):
     Settings = ReinforceSettings
     on_policy = True
+    heads = ("policy",)
     reports = ("entropy_coef", "entropy", "policy_loss")
 
     def __init__(self, settings: ReinforceSettings, net_settings: NetSettings, site: Site):

@@ -45,6 +45,8 @@ class ScheduleSpec(Settings):
         """The value at this frame."""
         if self.end_val is None or self.end_step is None or self.name == "no_decay" or frame <= self.start_step:
             return self.start_val
+        if frame >= self.end_step:
+            return self.end_val
         part = (frame - self.start_step) / (self.end_step - self.start_step)
         return SHAPES[self.name](self, self.end_val, part)
 
@@ -54,11 +56,11 @@ def constant(value: float) -> ScheduleSpec:
 
 
 def _linear(spec: ScheduleSpec, end_val: float, part: float) -> float:
-    return end_val if part >= 1 else spec.start_val + part * (end_val - spec.start_val)
+    return spec.start_val + part * (end_val - spec.start_val)
 
 
 def _rate(spec: ScheduleSpec, end_val: float, part: float) -> float:
-    """Multiplied by decay_rate `frequency` times between start_step and end_step, and on until end_val is reached."""
+    """Multiplied by decay_rate `frequency` times on the way, but not beyond end_val."""
     factor = spec.decay_rate ** (part * (spec.frequency or 20.0))
     if end_val <= spec.start_val:
         return max(spec.start_val * factor, end_val)
@@ -67,8 +69,6 @@ def _rate(spec: ScheduleSpec, end_val: float, part: float) -> float:
 
 def _periodic(spec: ScheduleSpec, end_val: float, part: float) -> float:
     """A cosine between the falling line and end_val, so that exploration comes back in ever smaller waves."""
-    if part >= 1:
-        return end_val
     wave = 0.5 * (1 + math.cos(part * (spec.frequency or 60.0)))
     return end_val + (spec.start_val - end_val) * wave * (1 - part)
 

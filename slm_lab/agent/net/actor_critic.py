@@ -9,13 +9,8 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from slm_lab.agent.net.make import make_net
 from slm_lab.agent.net.settings import NetSettings
-from slm_lab.spec import registry
-
-
-def make_net(settings: NetSettings, observation_space: spaces.Space, heads: dict[str, int]) -> nn.Module:
-    """The net that the spec's block names, with a head of so many units for each name."""
-    return registry.find("net", settings.type)(settings, observation_space, heads)
 
 
 class Actor(nn.Module):
@@ -64,7 +59,7 @@ class Actor(nn.Module):
         return with_deviations
 
 
-class ActorCritic(nn.Module):
+class ActorCriticNet(nn.Module):
     """obs -> (policy outputs (B, units), values (B,)). `shared`: one body under both heads; else two nets."""
 
     def __init__(

@@ -30,6 +30,7 @@ class DuelingMLPNet(MLPNet):
     """An MLPNet whose `q` head is dueling."""
 
     Settings = DuelingMLPNetSettings
+    needs_head = "q"
 
     @staticmethod
     def make_head(name: str, width: int, units: int) -> nn.Module:

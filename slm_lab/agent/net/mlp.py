@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -70,6 +70,7 @@ class MLPNet(nn.Module):
     """
 
     Settings = MLPNetSettings
+    needs_head: ClassVar[str | None] = None  # the head that this net shapes in a way of its own
 
     def __init__(self, settings: MLPNetSettings, observation_space: spaces.Space, heads: dict[str, int]):
         super().__init__()

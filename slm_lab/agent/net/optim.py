@@ -30,6 +30,8 @@ def _classes(module: Any, base: type) -> dict[str, type]:
     return {name: item for name, item in found.items() if item is not base and not name.startswith("_")}
 
 
+HOW_TO_COMPUTE = ("params", "lr", "foreach", "fused", "capturable", "differentiable")
+
 OPTIMIZERS = {
     name: item for name, item in _classes(torch.optim, torch.optim.Optimizer).items() if name not in NOT_ELEMENTWISE
 }
@@ -54,6 +56,14 @@ def _keywords_of(target: Any, *skip: str) -> list[str]:
     return [name for name in inspect.signature(target).parameters if name not in skip]
 
 
+def _defaults_of(target: Any) -> dict[str, Any]:
+    """The keywords' default values, as JSON values; without those that only say how to compute the same."""
+    parameters = inspect.signature(target).parameters.values()
+    values = {item.name: item.default for item in parameters if item.name not in HOW_TO_COMPUTE}
+    plain = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+    return {name: value for name, value in plain.items() if isinstance(value, bool | int | float | list)}
+
+
 def _check_keywords(kind: str, allowed: list[str], given: dict[str, Any]) -> None:
     for key in given:
         if key not in allowed:
@@ -76,6 +86,17 @@ class OptimSpec(Settings):
     name: str = Field("Adam", description="class of torch.optim, or Lookahead")
     lr: float = Field(1e-3, ge=0, description="learning rate at the start of the run")
     optimizer: str | None = Field(None, description="Lookahead only: the optimizer that it wraps (default RAdam)")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_defaults(cls, given: Any) -> Any:
+        """A saved spec says all that its run was trained with: torch's defaults too, which may change."""
+        if not isinstance(given, dict):
+            return given
+        name = given.get("name", "Adam")
+        inner = given.get("optimizer") or "RAdam" if name == "Lookahead" else name
+        own = _defaults_of(Lookahead) if name == "Lookahead" else {}
+        return {**own, **(_defaults_of(OPTIMIZERS[inner]) if inner in OPTIMIZERS else {}), **given}
 
     @model_validator(mode="after")
     def _known(self) -> OptimSpec:
@@ -209,6 +230,7 @@ def make_optimizer(
     return Lookahead(optimizer, **own) if spec.name == "Lookahead" else optimizer
 
 
+VARIANTS_OF_ADAM = ("amsgrad", "maximize", "decoupled_weight_decay", "foreach", "capturable", "differentiable")
 Arithmetic = Callable[[torch.Tensor, torch.Tensor, dict[str, torch.Tensor], torch.Tensor], None]
 
 
@@ -218,11 +240,9 @@ def arithmetic(spec: OptimSpec) -> Arithmetic | None:
     The state is torch's own for that optimizer. None for the steps that only torch can take.
     """
     keywords = spec.keywords()
-    if spec.name not in ("Adam", "AdamW") or keywords.keys() - {"betas", "eps", "weight_decay"}:
+    if spec.name not in ("Adam", "AdamW") or any(keywords.get(key) for key in VARIANTS_OF_ADAM):
         return None
-    beta1, beta2 = keywords.get("betas", (0.9, 0.999))
-    eps = keywords.get("eps", 1e-8)
-    decay = keywords.get("weight_decay", 0.01 if spec.name == "AdamW" else 0.0)
+    (beta1, beta2), eps, decay = keywords["betas"], keywords["eps"], keywords["weight_decay"]
 
     def adam(values: torch.Tensor, grad: torch.Tensor, state: dict[str, torch.Tensor], lr: torch.Tensor) -> None:
         """Kingma 2015, algorithm 1; AdamW decays apart from the gradient (Loshchilov 2019, algorithm 2)."""

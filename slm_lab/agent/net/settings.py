@@ -39,8 +39,12 @@ class NetSettings(Settings):
     clip_grad_val: float | None = Field(None, gt=0, description="largest norm of the gradient; null: no clipping")
     loss_spec: LossSpec = Field(LossSpec(), description="loss of the value predictions")
     optim_spec: OptimSpec = Field(OptimSpec(), description="optimizer")
-    actor_optim_spec: OptimSpec | None = Field(None, description="the actor's own optimizer, where it is not shared")
-    critic_optim_spec: OptimSpec | None = Field(None, description="the critic's own optimizer, where it is not shared")
+    actor_optim_spec: OptimSpec | None = Field(
+        None, description="the actor's own optimizer; of a shared net, that of the whole; null: optim_spec"
+    )
+    critic_optim_spec: OptimSpec | None = Field(
+        None, description="the critic's own optimizer, where it is a net of its own; null: optim_spec"
+    )
     use_same_optim: bool = Field(False, description="one optimizer for actor and critic: the actor's, else optim_spec")
     lr_scheduler_spec: LRSchedulerSpec | None = Field(None, description="learning-rate schedule, in frames")
     update_type: Literal["replace", "polyak"] = Field("polyak", description="how the target net follows the net")
