@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
+import warnings
 from collections.abc import Callable
+from typing import Any
 
 import gymnasium
 from gymnasium import error, spaces
@@ -32,9 +35,11 @@ def make_env(spec: EnvSpec, render_mode: str | None = None) -> gymnasium.Env:
         gymnasium.register(spec.name, OWN_ENVS[spec.name])
     if spec.name not in gymnasium.registry:
         _register_atari()
+    if spec.name not in gymnasium.registry and _newest_version(spec.name):  # gymnasium would take it for that one
+        raise SpecError([Mistake("env.name", _unknown_id(spec.name))])
     keywords = spec.kwargs if render_mode is None else {**spec.kwargs, "render_mode": render_mode}
     try:
-        env = gymnasium.make(spec.name, max_episode_steps=spec.max_t, disable_env_checker=True, **keywords)
+        env = _make_quietly(spec.name, max_episode_steps=spec.max_t, disable_env_checker=True, **keywords)
     except (error.UnregisteredEnv, error.DeprecatedEnv) as problem:
         raise SpecError([Mistake("env.name", _unknown_id(spec.name))]) from problem
     except (error.DependencyNotInstalled, ImportError) as problem:
@@ -47,6 +52,15 @@ def make_env(spec: EnvSpec, render_mode: str | None = None) -> gymnasium.Env:
         refused = f"'{spec.name}' cannot be made with {spec.kwargs}: {type(problem).__name__}: {reason}"
         raise SpecError([Mistake(place, refused)]) from problem
     _check_spaces(spec.name, env)
+    return env
+
+
+def _make_quietly(name: str, **keywords: Any) -> gymnasium.Env:
+    """The env; what gymnasium warns of on the way is passed on only where it comes to one."""
+    with warnings.catch_warnings(record=True) as caught:
+        env = gymnasium.make(name, **keywords)
+    for warning in caught:
+        warnings.showwarning(warning.message, warning.category, warning.filename, warning.lineno)
     return env
 
 
@@ -90,7 +104,7 @@ def _unknown_id(name: str) -> str:
 
 
 def _newest_version(name: str) -> str:
-    base = name.rpartition("-v")[0]
+    base = re.sub(r"-v\d+$", "", name)
     versions = [
         int(version)
         for known, _, version in (env_id.rpartition("-v") for env_id in gymnasium.registry)

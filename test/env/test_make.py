@@ -34,19 +34,31 @@ def test_a_typing_error_is_told_with_the_nearest_id():
     assert refusal("CartPol-v1") == "env.name: gymnasium has no env 'CartPol-v1'; did you mean 'CartPole-v1'?"
 
 
-@pytest.mark.filterwarnings("ignore:.*out of date")
 @pytest.mark.parametrize(
-    ("name", "newest"), [("LunarLander-v2", "LunarLander-v3"), ("Taxi-v2", "Taxi-v4"), ("CartPole-v9", "CartPole-v1")]
+    ("name", "newest"),
+    [
+        ("LunarLander-v2", "LunarLander-v3"),
+        ("Taxi-v2", "Taxi-v4"),
+        ("CartPole-v9", "CartPole-v1"),
+        ("Pendulum-v0", "Pendulum-v1"),
+        ("CartPole", "CartPole-v1"),
+    ],
 )
-def test_a_version_that_is_not_there_is_told_with_the_newest(name, newest):
+def test_a_version_that_is_not_there_is_told_with_the_newest(name, newest, recwarn):
     assert refusal(name) == f"env.name: gymnasium has no '{name}'; the newest version here is '{newest}'"
+    assert not recwarn
 
 
-@pytest.mark.filterwarnings("ignore:.*out of date")
-def test_an_env_that_moved_elsewhere_is_told_with_the_newest_version():
+def test_an_env_that_moved_elsewhere_is_told_with_the_newest_version(recwarn):
     told = refusal("HalfCheetah-v3")
+    assert not recwarn
     assert "gymnasium-robotics" in told
     assert "'HalfCheetah-v5'" in told
+
+
+def test_an_old_version_that_still_works_keeps_its_warning():
+    with pytest.warns(DeprecationWarning, match="CartPole-v0 is out of date"):
+        make_env(EnvSpec(name="CartPole-v0", max_frame=1))
 
 
 @pytest.mark.parametrize("name", ["garbage id!", ""])
