@@ -49,6 +49,7 @@ def measure(rows: int, folder: Path, repeats: int) -> None:
     copy.load(folder / "warm")
     shutil.rmtree(folder / "warm")
 
+    few = content[: NEW * content.nbytes // rows]
     times: dict[str, list[float]] = {}
     for _ in range(repeats):  # in turns, so that what else the disk does falls on all alike
         note(times, "write", lambda: write(plain, content))
@@ -63,17 +64,20 @@ def measure(rows: int, folder: Path, repeats: int) -> None:
         note(times, "load again", lambda: copy.load(saved))
         memory.load(saved)
         add(memory, rng)
+        note(times, "write as few", lambda: write(folder / "few", few))
         before = bytes_in(saved)
         note(times, "save new rows", lambda: memory.save(saved))
         written = bytes_in(saved) - before
     middle = {what: statistics.median(each) for what, each in times.items()}
     print(f"{rows} rows of {OBS}+{ACTION} float32, {content.nbytes / 1e6:.0f} MB; medians of {repeats}")
     for what, seconds in middle.items():
-        print(f"  {what:<14} {seconds * 1e3:8.1f} ms  {content.nbytes / 1e9 / seconds:6.2f} GB/s")
+        speed = "" if what in ("save new rows", "write as few") else f"  {content.nbytes / 1e9 / seconds:6.2f} GB/s"
+        print(f"  {what:<14} {seconds * 1e3:8.1f} ms{speed}")
     for ours, theirs in (("save", "write"), ("load", "read"), ("load again", "read again")):
         print(f"{ours}: {middle[theirs] / middle[ours]:.0%} of numpy's speed")
     print(f"save of {NEW} new rows: {written / content.nbytes:.1%} of the bytes of a full one,", end=" ")
-    print(f"{middle['save new rows'] / middle['save']:.1%} of its time")
+    print(f"{middle['save new rows'] / middle['save']:.1%} of its time", end=" ")
+    print(f"(as many bytes by numpy: {middle['write as few'] / middle['write']:.1%} of a whole; the rest is fsync)")
 
 
 def make(rows: int):
