@@ -82,7 +82,7 @@ def stable_baselines3(frames: int) -> float:
         train_freq=1,
         gradient_steps=1,
         target_update_interval=256,
-        exploration_fraction=8000 / 80000,
+        exploration_fraction=8000 / frames,  # the same slope as in the spec
         exploration_final_eps=0.04,
         max_grad_norm=10,
         policy_kwargs={"net_arch": [64, 64]},
