@@ -231,7 +231,6 @@ class _Plan:
         ring.begin_at(self.head, self.tail)
         finals = 0  # places given so far
         self.ended = 0  # episodes whose last row is held
-        self._read_ahead()
         self.covered = np.maximum(self.tail - ring.history, 0)  # (N,) rows before this t are there, or are not needed
         wanted = []
         for segment in self.segments:
@@ -253,13 +252,6 @@ class _Plan:
             self._finals(segment, order, room[at : at + len(order)])
             at += len(order)
         ring.settle(np.asarray(manifest["pending"]), int(manifest["seen"]), self.ended)
-
-    def _read_ahead(self) -> None:
-        """Let the disk begin with all files."""
-        for segment in self.segments if hasattr(os, "posix_fadvise") else ():
-            for path in (segment.rows_file(self.folder), segment.finals_file(self.folder)):
-                with open(path, "rb", buffering=0) as file:
-                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
 
     def _rows(self, segment: Segment, finals: int) -> tuple[np.ndarray, int]:
         """Which of the segment's finals are of rows that are held; these get places from `finals` on."""
