@@ -218,11 +218,11 @@ def _refuse_idle_options(job: Job, changes: list[str], render: bool, episodes: i
 
 
 def _read_spec(file: str, name: str, tree: dict[str, Any], changes: list[str]) -> Spec:
+    from slm_lab.experiment import lab
     from slm_lab.spec import overrides
-    from slm_lab.spec.schema import read_spec
 
     with _placed(file, name):
-        return read_spec(overrides.apply(tree, changes), name)
+        return lab.read(overrides.apply(tree, changes), name)
 
 
 def _check_spec(file: str, name: str, tree: dict[str, Any], changes: list[str]) -> None:

@@ -11,6 +11,7 @@ import slm_lab.experiment
 from slm_lab.cli import cli
 from slm_lab.errors import Interrupted, Mistake, RunError, SpecError
 from slm_lab.spec.files import SHIPPED, spec_files
+from slm_lab.spec.schema import read_spec
 
 ROOT = Path(__file__).parent.parent
 RANDOM = {"agent": {"algorithm": {"name": "Random"}}, "env": {"name": "CartPole-v1", "max_frame": 100}}
@@ -27,6 +28,7 @@ def calls(tmp_path, monkeypatch):
     noted = []
     for name in ("train", "resume", "enjoy", "check"):
         setattr(lab, name, lambda *words, _name=name, **options: noted.append((_name, words, options)))
+    lab.read = read_spec
     monkeypatch.setitem(sys.modules, "slm_lab.experiment.lab", lab)
     monkeypatch.setattr(slm_lab.experiment, "lab", lab, raising=False)
     return noted
@@ -168,6 +170,54 @@ def test_check_tells_of_every_spec_of_a_file_and_runs_nothing(calls):
     assert error == "error: spec/a.json: wrong: met: no such key; did you mean 'meta'?\n"
     assert invoke("check", "spec/a.json", "random") == (0, "random: ok\n", "")
     assert {name for name, _, _ in calls} == {"check"}
+
+
+DQN = {
+    "algorithm": {"name": "DQN"},
+    "memory": {"name": "Replay"},
+    "net": {"type": "MLPNet", "hid_layers": [4], "hid_layers_activation": "relu"},
+}
+
+
+@pytest.mark.parametrize(
+    ("tree", "places"),
+    [
+        (
+            {
+                "agent": {**DQN, "memory": {"name": "Replay", "max_sise": 9}},
+                "env": {"name": "CartPol-v1", "max_frame": 1},
+            },
+            ["agent.memory.max_sise", "env.name"],
+        ),
+        (
+            {"agent": {**DQN, "algorithm": {"name": "PPO"}}, "env": {"name": "CartPol-v1", "max_frame": 1}},
+            ["agent.memory.name", "env.name"],
+        ),
+        (
+            {
+                "agent": {**DQN, "algorithm": {"name": "PPO"}},
+                "env": {"name": "CartPol-v1"},
+                "meta": {"distributed": "synced"},
+            },
+            ["env.max_frame", "agent.memory.name", "meta.distributed"],
+        ),
+        (
+            {"agent": DQN, "env": {"name": "Nope-v1", "max_frame": 1}, "meta": {"device": "cuda:99"}},
+            ["meta.device", "env.name"],
+        ),
+        ({"agent": 3, "env": [], "meta": None}, ["env", "agent", "meta"]),
+        ([], [""]),
+    ],
+)
+def test_mistakes_of_all_parts_are_told_together(tmp_path, tree, places):
+    (tmp_path / "a.json").write_text(json.dumps({"a": tree}))
+    code, _, error = invoke("check", str(tmp_path / "a.json"))
+    assert code == 2
+    first, *lines = error.splitlines()
+    if len(places) == 1:
+        assert places[0] in first
+    else:
+        assert [line.strip().split(": ")[0] for line in lines] == places
 
 
 @pytest.mark.parametrize("file", spec_files(SHIPPED), ids=str)

@@ -18,7 +18,7 @@ from slm_lab.agent.memory.store import Store
 from slm_lab.errors import Mistake
 from slm_lab.lib import seeds
 from slm_lab.spec import registry
-from slm_lab.spec.schema import Spec
+from slm_lab.spec.schema import AgentSpec, MetaSpec, Spec
 from slm_lab.types import Step
 
 GoalFunctions = tuple[Callable | None, Callable | None]
@@ -107,48 +107,61 @@ def check_agent(
     algorithm = registry.find("algorithm", spec.agent.algorithm.name)
     mistakes = list(algorithm.check(spec.agent.algorithm, action_space))
     if algorithm.needs_learning:
-        mistakes += _check_memory(spec, algorithm, observation_space, goal_functions)
-        mistakes += _check_net(spec, algorithm, observation_space)
-    if spec.meta.distributed:
+        unfitting = _check_memory(spec.agent, algorithm)
+        if not unfitting:
+            memory = registry.find("memory", spec.agent.memory.name)
+            found = memory.check(spec.agent.memory, observation_space, *goal_functions)
+            mistakes += [Mistake(f"agent.memory.{mistake.path}".rstrip("."), mistake.problem) for mistake in found]
+        mistakes += unfitting
+        mistakes += registry.find("net", spec.agent.net.type).check(observation_space)
+        mistakes += _check_net(spec.agent, algorithm)
+    return mistakes + check_place(spec.meta)
+
+
+def check_parts(agent: AgentSpec) -> list[Mistake]:
+    """Which parts of the agent do not fit each other, whatever the env."""
+    algorithm = registry.find("algorithm", agent.algorithm.name)
+    if not algorithm.needs_learning:
+        return []
+    return _check_memory(agent, algorithm) + _check_net(agent, algorithm)
+
+
+def check_place(meta: MetaSpec) -> list[Mistake]:
+    """What the spec asks for that this machine, or this version of the lab, does not have."""
+    mistakes = []
+    if meta.distributed:
         mistakes.append(Mistake("meta.distributed", "sessions that share one net are not available; use false"))
-    if spec.meta.compile is True and not has_compiler():
+    if meta.compile is True and not has_compiler():
         mistakes.append(Mistake("meta.compile", "true needs a C++ compiler on the PATH, and there is none; use false"))
     try:
-        torch.zeros(1, device=device_name(spec.meta.device))
+        torch.zeros(1, device=device_name(meta.device))
     except (RuntimeError, AssertionError) as problem:
         reason = str(problem).splitlines()[0]
-        mistakes.append(Mistake("meta.device", f"'{spec.meta.device}' cannot be used here ({reason}); use 'cpu'"))
+        mistakes.append(Mistake("meta.device", f"'{meta.device}' cannot be used here ({reason}); use 'cpu'"))
     return mistakes
 
 
-def _check_net(spec: Spec, algorithm: Any, observation_space: spaces.Space) -> list[Mistake]:
-    name = spec.agent.net.type
-    net = registry.find("net", name)
-    mistakes = net.check(observation_space)
-    if net.needs_head not in (None, *algorithm.heads):
-        problem = (
-            f"shapes the '{net.needs_head}' head; {spec.agent.algorithm.name} asks for {' and '.join(algorithm.heads)}"
-        )
-        mistakes.append(Mistake("agent.net.type", f"{name} {problem}: use MLPNet"))
-    return mistakes
+def _check_net(agent: AgentSpec, algorithm: Any) -> list[Mistake]:
+    net = registry.find("net", agent.net.type)
+    if net.needs_head in (None, *algorithm.heads):
+        return []
+    problem = f"shapes the '{net.needs_head}' head; {agent.algorithm.name} asks for {' and '.join(algorithm.heads)}"
+    return [Mistake("agent.net.type", f"{agent.net.type} {problem}: use MLPNet")]
 
 
-def _check_memory(
-    spec: Spec, algorithm: Any, observation_space: spaces.Space, goal_functions: GoalFunctions
-) -> list[Mistake]:
-    name = spec.agent.memory.name
+def _check_memory(agent: AgentSpec, algorithm: Any) -> list[Mistake]:
+    name = agent.memory.name
     memory = registry.find("memory", name)
     if memory.gives != algorithm.learns_from:
-        problem = f"gives {memory.gives}; {spec.agent.algorithm.name} learns from {algorithm.learns_from}"
+        problem = f"gives {memory.gives}; {agent.algorithm.name} learns from {algorithm.learns_from}"
         return [Mistake("agent.memory.name", f"'{name}' {problem}: use {_that_fit(algorithm)}")]
     if algorithm.on_policy is None or memory.on_policy == algorithm.on_policy:
-        found = memory.check(spec.agent.memory, observation_space, *goal_functions)
-        return [Mistake(f"agent.memory.{mistake.path}".rstrip("."), mistake.problem) for mistake in found]
+        return []
     kind = "on-policy, from its newest rows" if algorithm.on_policy else "off-policy, from rows drawn again and again"
     return [
         Mistake(
             "agent.memory.name",
-            f"{spec.agent.algorithm.name} learns {kind}: '{name}' does not fit; use {_that_fit(algorithm)}",
+            f"{agent.algorithm.name} learns {kind}: '{name}' does not fit; use {_that_fit(algorithm)}",
         )
     ]
 

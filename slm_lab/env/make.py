@@ -7,7 +7,6 @@ import re
 import sys
 import warnings
 from collections.abc import Callable
-from typing import Any
 
 import gymnasium
 from gymnasium import error, spaces
@@ -26,8 +25,11 @@ OWN_KEYWORDS = {
 }
 
 
-def make_env(spec: EnvSpec, render_mode: str | None = None) -> gymnasium.Env:
-    """The env that the spec names, with episodes cut at `max_t` steps; raises SpecError where it cannot be had."""
+def make_env(spec: EnvSpec, render_mode: str | None = None, *, warns: bool = False) -> gymnasium.Env:
+    """The env that the spec names, with episodes cut at `max_t` steps; raises SpecError where it cannot be had.
+
+    `warns`: what gymnasium warns of is passed on, where there is no error that says more.
+    """
     misplaced = [key for key in spec.kwargs if key in OWN_KEYWORDS]
     if misplaced:
         raise SpecError([Mistake(f"env.kwargs.{key}", f"not for here: {OWN_KEYWORDS[key]}") for key in misplaced])
@@ -39,7 +41,8 @@ def make_env(spec: EnvSpec, render_mode: str | None = None) -> gymnasium.Env:
         raise SpecError([Mistake("env.name", _unknown_id(spec.name))])
     keywords = spec.kwargs if render_mode is None else {**spec.kwargs, "render_mode": render_mode}
     try:
-        env = _make_quietly(spec.name, max_episode_steps=spec.max_t, disable_env_checker=True, **keywords)
+        with warnings.catch_warnings(record=True) as caught:
+            env = gymnasium.make(spec.name, max_episode_steps=spec.max_t, disable_env_checker=True, **keywords)
     except (error.UnregisteredEnv, error.DeprecatedEnv) as problem:
         raise SpecError([Mistake("env.name", _unknown_id(spec.name))]) from problem
     except (error.DependencyNotInstalled, ImportError) as problem:
@@ -52,14 +55,7 @@ def make_env(spec: EnvSpec, render_mode: str | None = None) -> gymnasium.Env:
         refused = f"'{spec.name}' cannot be made with {spec.kwargs}: {type(problem).__name__}: {reason}"
         raise SpecError([Mistake(place, refused)]) from problem
     _check_spaces(spec.name, env)
-    return env
-
-
-def _make_quietly(name: str, **keywords: Any) -> gymnasium.Env:
-    """The env; what gymnasium warns of on the way is passed on only where it comes to one."""
-    with warnings.catch_warnings(record=True) as caught:
-        env = gymnasium.make(name, **keywords)
-    for warning in caught:
+    for warning in caught if warns else ():
         warnings.showwarning(warning.message, warning.category, warning.filename, warning.lineno)
     return env
 

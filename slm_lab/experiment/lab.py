@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 
 from slm_lab import __version__
-from slm_lab.agent.agent import check_agent
+from slm_lab.agent.agent import check_agent, check_parts, check_place
 from slm_lab.env import goal_functions, make_env
 from slm_lab.env.make import display_available
 from slm_lab.errors import Interrupted, Mistake, RunError, SpecError, StoppedAtOnce
@@ -27,7 +27,7 @@ from slm_lab.experiment.trial import Trial
 from slm_lab.lib.files import write_json
 from slm_lab.spec import overrides as changes
 from slm_lab.spec.files import read_file
-from slm_lab.spec.schema import Spec, read_spec
+from slm_lab.spec.schema import Spec, read_spec, right_parts
 
 PACKAGES = ("numpy", "torch", "gymnasium", "numba")  # those whose version can change a run's numbers
 MAY_CHANGE = (  # in a run that goes on
@@ -36,15 +36,39 @@ MAY_CHANGE = (  # in a run that goes on
 )
 
 
+def read(tree: Any, name: str) -> Spec:
+    """The spec that `tree` describes; where it is wrong, what `check` would have told of its right parts is told too."""
+    try:
+        return read_spec(tree, name)
+    except SpecError as problem:
+        raise SpecError([*problem.mistakes, *_check_right_parts(tree)], None, name) from problem
+
+
 def check(spec: Spec) -> None:
     """Build the env once and see whether the parts fit; raises SpecError, writes nothing."""
-    env = make_env(spec.env)
+    try:
+        env = make_env(spec.env, warns=True)
+    except SpecError as problem:
+        of_the_rest = check_parts(spec.agent) + check_place(spec.meta)
+        raise SpecError([*of_the_rest, *problem.mistakes], None, spec.name) from problem
     try:
         mistakes = check_agent(spec, env.observation_space, env.action_space, goal_functions(env))
     finally:
         env.close()
     if mistakes:
         raise SpecError(mistakes, None, spec.name)
+
+
+def _check_right_parts(tree: Any) -> list[Mistake]:
+    """What can be told of a spec that cannot be read as a whole, beside what reading it told."""
+    parts = right_parts(tree)
+    mistakes = check_parts(parts["agent"]) if "agent" in parts else []
+    if "env" in parts:
+        try:
+            make_env(parts["env"]).close()
+        except SpecError as problem:
+            mistakes += problem.mistakes
+    return mistakes + (check_place(parts["meta"]) if "meta" in parts else [])
 
 
 def train(
@@ -153,7 +177,7 @@ def saved_spec(run: RunFolder, overrides: list[str] | tuple[str, ...] = ()) -> S
         raise RunError(f"{run.spec_file}: {len(specs)} specs in it; a run's file has one")
     ((name, tree),) = specs.items()
     try:
-        return read_spec(changes.apply(tree, list(overrides)), name)
+        return read(changes.apply(tree, list(overrides)), name)
     except SpecError as problem:
         raise SpecError(problem.mistakes, str(run.spec_file), name) from problem
 

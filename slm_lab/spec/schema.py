@@ -116,6 +116,25 @@ def read_spec(tree: dict[str, Any], name: str, file: str | None = None) -> Spec:
     return spec
 
 
+def right_parts(tree: Any) -> dict[str, Any]:
+    """Those of agent, env and meta that are right by themselves, wherever else `read_spec` found mistakes."""
+    if not isinstance(tree, dict) or shape.mistakes_of_values(tree):
+        return {}
+    flat, _ = shape.flatten(tree)
+    right: dict[str, Any] = {}
+    for part, model in (("agent", AgentSpec), ("env", EnvSpec), ("meta", MetaSpec)):
+        block, found = flat.get(part, {}), []
+        if part == "agent" and isinstance(block, dict):
+            block, found = _read_blocks(block)
+        try:
+            read = model.model_validate(block)
+        except ValidationError:
+            continue
+        if not found:
+            right[part] = read
+    return right
+
+
 def _read_blocks(agent: dict[str, Any]) -> tuple[dict[str, Any], list[Mistake]]:
     """The agent with its blocks as settings, and their mistakes; an empty settings object stands for a wrong block."""
     read, found = dict(agent), []
