@@ -99,6 +99,7 @@ class Learner:
         self.groups = [
             self._make_group(name, spec) for name, spec in (optim_specs or {WHOLE: settings.optim_spec}).items()
         ]
+        self._clip = clip_at_sight if self.device.type == "cpu" else clip
         self.opt_step = 0
         self._target_frame = 0
         self._names: list[str] = []
@@ -160,7 +161,7 @@ class Learner:
             group.flat.grad.zero_()
         loss, info = self.loss(self.net, self.target, batch, scalars)
         loss.backward()
-        norms = [clip(group.flat.grad, self.settings.clip_grad_val) for group in self.groups]
+        norms = [self._clip(group.flat.grad, self.settings.clip_grad_val) for group in self.groups]
         for group in self.groups:
             group.step()
         return loss.detach(), norms, {name: value.detach() for name, value in info.items()}
@@ -240,6 +241,14 @@ def clip(grad: Tensor, largest: float | None) -> Tensor:
     norm = torch.linalg.vector_norm(grad)
     if largest is not None:
         grad.div_((norm / largest).clamp(min=1.0))
+    return norm
+
+
+def clip_at_sight(grad: Tensor, largest: float | None) -> Tensor:
+    """`clip`, for the CPU: there to look at the norm takes less than to scale by one."""
+    norm = torch.linalg.vector_norm(grad)
+    if largest is not None and (seen := norm.item()) > largest:
+        grad.mul_(largest / seen)
     return norm
 
 

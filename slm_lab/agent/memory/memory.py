@@ -260,6 +260,8 @@ class Memory:
     def update_priorities(self, ids: Any, errors: Any) -> None:
         """Tell the (B,) absolute errors of rows with these ids, or of the windows drawn by them; rows overwritten since
         are passed over."""
+        if not self.sampler.follows_errors:
+            return
         ids, errors = as_array(ids), as_array(errors).astype(np.float64)
         if ids.shape != errors.shape or ids.ndim != 1:
             raise InvalidRow(f"errors: shape {errors.shape} was given for ids of shape {ids.shape}; both are (B,)")

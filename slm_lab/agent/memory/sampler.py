@@ -17,6 +17,8 @@ class Uniform:
     """Any row held, with replacement. `use_cer`: the newest row of each env takes the place of the last rows drawn
     (combined experience replay, Zhang & Sutton 2017)."""
 
+    follows_errors = False  # whether `update` changes what is drawn
+
     def __init__(self, ring: Ring, use_cer: bool = False):
         self.ring = ring
         self.use_cer = use_cer
@@ -41,9 +43,6 @@ class Uniform:
         draw_uniform(rng.random(count), NONE, self.ring.head, self.ring.tail, self.ring.size, ids, weight)
         return ids
 
-    def update(self, ids: np.ndarray, errors: np.ndarray) -> None:
-        """Errors do not change what is drawn."""
-
     def reset(self) -> None:
         pass
 
@@ -59,6 +58,8 @@ class Uniform:
 
 class Prioritized:
     """Rows in proportion to their priority (Schaul 2016), with importance-sampling weights."""
+
+    follows_errors = True
 
     def __init__(
         self,

@@ -270,10 +270,37 @@ def adam_state(optimizer: torch.optim.Optimizer, values: torch.Tensor) -> dict[s
 
 
 def bare_step(optimizer: torch.optim.Optimizer | Lookahead) -> Callable[[], Any]:
-    """The optimizer's `step` without the hooks and the profiler's record that torch puts around it, which nobody asks
-    for here: 45 of the 500 µs of a small DQN's learn step."""
+    """The optimizer's `step` without the hooks, the profiler's record and the lists that torch puts around it, which
+    nobody asks for here: 80 of the 500 µs of a small DQN's learn step."""
+    if type(optimizer) is torch.optim.Adam and hasattr(torch, "_fused_adam_"):
+        group = optimizer.param_groups[0]
+        if group["fused"] and not any(group.get(key) for key in VARIANTS_OF_ADAM):
+            return functools.partial(_fused_adam_step, optimizer)
     step = type(optimizer).step
     return functools.partial(step.__wrapped__ if getattr(step, "hooked", False) else step, optimizer)
+
+
+@torch.no_grad()
+def _fused_adam_step(optimizer: torch.optim.Adam) -> None:
+    group = optimizer.param_groups[0]
+    values = group["params"][0]
+    state = adam_state(optimizer, values)
+    state["step"].add_(1)
+    torch._fused_adam_(
+        [values],
+        [values.grad],
+        [state["exp_avg"]],
+        [state["exp_avg_sq"]],
+        [],
+        [state["step"]],
+        lr=group["lr"],
+        beta1=group["betas"][0],
+        beta2=group["betas"][1],
+        weight_decay=group["weight_decay"],
+        eps=group["eps"],
+        amsgrad=False,
+        maximize=False,
+    )
 
 
 def _light(optimizer_class: type) -> type:
