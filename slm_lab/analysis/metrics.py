@@ -32,6 +32,7 @@ def session_metrics(train: Columns, eval: Columns) -> dict[str, Any]:
     - final_return: the last evaluation's mean return; final_return_ma: mean of the last ten evaluations
     - best_return, best_frame: the highest evaluation, and when it was first reached
     - area: the evaluation curve's mean height over frames (trapezoid rule)
+    - wall_time: seconds of all that the session did; fps: frames per second of training, without evaluation and saving
     """
     frames, returns, source = return_curve(train, eval)
     metrics: dict[str, Any] = dict.fromkeys(
@@ -51,8 +52,15 @@ def session_metrics(train: Columns, eval: Columns) -> dict[str, Any]:
         last = _highest(train, eval, column)
         metrics[name] = None if last is None else int(last)
     metrics["wall_time"] = _highest(train, eval, "wall_time")
-    metrics["fps"] = metrics["frames"] / metrics["wall_time"] if metrics["frames"] and metrics["wall_time"] else None
+    metrics["fps"] = training_fps(np.diff(train["frame"], prepend=0), train["fps"]) if "fps" in train else None
     return metrics
+
+
+def training_fps(frames: np.ndarray, fps: np.ndarray) -> float | None:
+    """Frames per second over several rows, of which each tells its frames and its fps, both (T,)."""
+    known = np.isfinite(fps) & (fps > 0)
+    seconds = np.sum(frames[known] / fps[known])
+    return float(np.sum(frames[known]) / seconds) if seconds > 0 else None
 
 
 def trial_metrics(sessions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from contextlib import suppress
 from datetime import datetime
-from itertools import pairwise
 
+import numpy as np
+
+from slm_lab.analysis.metrics import training_fps
 from slm_lab.experiment.clock import Clock
 from slm_lab.experiment.evaluate import Evaluation
 from slm_lab.experiment.folder import SessionFolder
@@ -75,10 +77,8 @@ class Logbook:
         count = min(max(10, len(self.train.rows) // 10), 100)
         rows = self.train.rows[-count:]
         before = self.train.rows[-count - 1]["frame"] if len(self.train.rows) > count else 0
-        frames = pairwise([before, *(row["frame"] for row in rows)])
-        spans = [(later - earlier, row["fps"]) for (earlier, later), row in zip(frames, rows, strict=True)]
-        seconds = sum(span / fps for span, fps in spans if fps)
-        return sum(span for span, fps in spans if fps) / seconds if seconds else 0.0
+        columns = np.array([(row["frame"], row["fps"]) for row in rows], np.float64).reshape(-1, 2)
+        return training_fps(np.diff(columns[:, 0], prepend=before), columns[:, 1]) or 0.0
 
     def note(self, text: str) -> None:
         note(self.folder, text)

@@ -15,6 +15,7 @@ def table(**columns) -> dict[str, np.ndarray]:
 TRAIN = table(
     frame=[50, 100, 150, 200],
     wall_time=[1, 2, 3, 4],
+    fps=[50, NAN, 100, 25],
     episodes=[2, 4, 6, 8],
     opt_step=[10, 20, 30, 40],
     return_ma=[NAN, 1, 2, 4],
@@ -34,7 +35,7 @@ def test_session_metrics_of_a_table_done_by_hand():
         "opt_steps": 80,
         "episodes": 8,
         "wall_time": 8.0,
-        "fps": 50.0,
+        "fps": 150 / (1 + 0.5 + 2),  # the row without one counts neither its frames nor its time
     }
 
 
