@@ -14,7 +14,7 @@ import click
 from click.shell_completion import CompletionItem, get_completion_class
 
 from slm_lab import __version__
-from slm_lab.errors import LabError, RunError, SpecError
+from slm_lab.errors import LabError, SpecError
 from slm_lab.spec.files import SHIPPED, find_file, pick, read_file, spec_files
 from slm_lab.spec.job import MODES, Job, parse_job, read_jobs
 

@@ -60,6 +60,13 @@ def make_env(spec: EnvSpec, render_mode: str | None = None, *, warns: bool = Fal
     return env
 
 
+def time_limit(env: gymnasium.Env) -> int | None:
+    """Steps after which an episode of it is truncated, or None where no one says so."""
+    assert env.spec is not None  # it was made by its id
+    own = env.spec.kwargs.get("max_num_frames_per_episode")  # what Atari envs have instead
+    return env.spec.max_episode_steps or own
+
+
 def goal_functions(env: gymnasium.Env) -> tuple[Callable | None, Callable | None]:
     """What a goal env says of any pair of goals: its compute_reward and compute_terminated, where it has them."""
     inner = env.unwrapped

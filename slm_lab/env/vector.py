@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from slm_lab.env.arrays import first_not_finite, make_gather, make_scatter
-from slm_lab.env.make import EnvFault, goal_functions, make_env
+from slm_lab.env.make import EnvFault, goal_functions, make_env, time_limit
 from slm_lab.errors import RunError
 from slm_lab.lib import seeds
 from slm_lab.spec.schema import EnvSpec
@@ -43,6 +43,7 @@ class VectorEnv:
         self.observation_space = self.envs[0].observation_space
         self.action_space = self.envs[0].action_space
         self.goal_functions = goal_functions(self.envs[0])
+        self.time_limit = time_limit(self.envs[0])
         self._gather = make_gather(self.observation_space)
         self._gather_actions = make_gather(self.action_space)
         self._scatter = make_scatter(self.action_space)

@@ -8,8 +8,9 @@ from slm_lab.agent.agent import Agent
 from slm_lab.env import VectorEnv
 from slm_lab.errors import RunError
 from slm_lab.experiment.checkpoint import Checkpoints
+from slm_lab.experiment.evaluate import cut_note, step_limit
 from slm_lab.experiment.folder import RunFolder, SessionFolder
-from slm_lab.lib.files import read_json
+from slm_lab.experiment.session import read_metrics
 from slm_lab.spec.schema import Spec
 
 
@@ -25,25 +26,27 @@ def best_session(run: RunFolder, trial: int | None, session: int | None) -> Sess
 
 
 def _score(folder: SessionFolder) -> float:
-    score = read_json(folder.metrics_file).get("best_return") if folder.metrics_file.exists() else None
+    score = read_metrics(folder).get("best_return")
     return float("-inf") if score is None else score
 
 
-def play(spec: Spec, folder: SessionFolder, episodes: int, render: bool) -> Iterator[tuple[float, int]]:
-    """(return, length) of each episode as it ends."""
+def play(spec: Spec, folder: SessionFolder, episodes: int, render: bool) -> Iterator[tuple[float, int, str]]:
+    """(return, length, what to note) of each episode as it ends."""
     env = VectorEnv(spec.env, spec.meta.seed or 0, num_envs=1, stream="enjoy", render_mode="human" if render else None)
     try:
         agent = Agent(spec, env.observation_space, env.action_space, spec.meta.seed or 0, env.goal_functions)
         frame = load_policy(agent, folder)
         obs = env.reset()
         for _ in range(episodes):
-            total, length, over = 0.0, 0, False
+            total, length, over, note = 0.0, 0, False, ""
             while not over:
                 step = env.step(agent.act(obs, frame, explore=False))
                 obs = step.obs
                 total, length = total + float(step.reward[0]), length + 1
                 over = bool(step.terminated[0] or step.truncated[0])
-            yield total, length
+                if length >= step_limit(env) and not over:
+                    note, over, obs = cut_note(env), True, env.reset()
+            yield total, length, note
     finally:
         env.close()
 

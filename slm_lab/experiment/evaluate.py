@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -11,11 +12,25 @@ from slm_lab.agent.agent import Agent
 from slm_lab.env import VectorEnv
 from slm_lab.spec.schema import EnvSpec
 
+STEPS_WITHOUT_LIMIT = 10_000  # of an episode in an env that sets no time limit: a greedy policy may never end one
+
+
+def step_limit(env: VectorEnv) -> float:
+    """Where an episode is ended that the env may never end; infinity where the env has a time limit."""
+    return STEPS_WITHOUT_LIMIT if env.time_limit is None else math.inf
+
+
+def cut_note(env: VectorEnv) -> str:
+    """What to tell a user of episodes that were ended there."""
+    ends = f"evaluation episodes end after {STEPS_WITHOUT_LIMIT:,} steps"
+    return f"{env.name} sets no time limit: {ends}; set env.max_t"
+
 
 @dataclass(frozen=True)
 class Evaluation:
     returns: np.ndarray  # (episodes,)
     lengths: np.ndarray  # (episodes,)  steps
+    note: str = ""  # what a user should know of it
 
     def row(self) -> dict[str, float]:
         """Its columns of the eval table."""
@@ -37,6 +52,7 @@ class Evaluator:
 
     def __init__(self, spec: EnvSpec, episodes: int, seed: int):
         self.env = VectorEnv(spec, seed, num_envs=episodes, stream="eval")
+        self.limit = step_limit(self.env)
 
     def run(self, agent: Agent, frame: int, stop: Callable[[], bool] = lambda: False) -> Evaluation | None:
         """The evaluation, or None if it was asked to `stop`: done again, it gives what it would have given."""
@@ -51,9 +67,9 @@ class Evaluator:
             step = env.step(agent.act(obs, frame, explore=False))
             returns += np.where(playing, step.reward, 0)
             lengths += playing
-            playing &= ~(step.terminated | step.truncated)
+            playing &= ~(step.terminated | step.truncated) & (lengths < self.limit)
             obs = step.obs
-        return Evaluation(returns, lengths)
+        return Evaluation(returns, lengths, cut_note(env) if lengths.max() >= self.limit else "")
 
     def close(self) -> None:
         self.env.close()

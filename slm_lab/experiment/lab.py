@@ -31,13 +31,20 @@ from slm_lab.spec.schema import Spec, read_spec, right_parts
 
 PACKAGES = ("numpy", "torch", "gymnasium", "numba")  # those whose version can change a run's numbers
 MAY_CHANGE = (  # in a run that goes on
-    *("env.max_frame", "meta.max_session", "meta.log_frequency", "meta.eval_frequency", "meta.rigorous_eval"),
+    *(
+        "env.max_frame",
+        "env.max_t",
+        "meta.max_session",
+        "meta.log_frequency",
+        "meta.eval_frequency",
+        "meta.rigorous_eval",
+    ),
     *("meta.device", "meta.compile", "description"),
 )
 
 
 def read(tree: Any, name: str) -> Spec:
-    """The spec that `tree` describes; where it is wrong, what `check` would have told of its right parts is told too."""
+    """The spec that `tree` describes; where it is wrong, what `check` would tell of its right parts is told too."""
     try:
         return read_spec(tree, name)
     except SpecError as problem:
@@ -163,10 +170,14 @@ def enjoy(target: Path, *, episodes: int = 10, render: bool = False, verbosity: 
     if verbosity >= 0:
         console.print(f"{spec.name} from {folder.root}, {episodes} greedy episode{'s' if episodes > 1 else ''}")
     returns = []
-    for total, length in enjoying.play(spec, folder, episodes, render or display_available()):
+    notes: set[str] = set()
+    for total, length, note in enjoying.play(spec, folder, episodes, render or display_available()):
         returns.append(total)
         if verbosity >= 0:
             console.print(f"  episode {len(returns)}: return {number(total)}, {length} steps")
+        if note and note not in notes and verbosity >= 0:
+            console.print(note)
+        notes.add(note)
     console.print(f"mean return {number(sum(returns) / len(returns))}")
 
 

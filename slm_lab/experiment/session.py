@@ -76,6 +76,7 @@ class Session:
         self.logbook = Logbook(folder, spec.env.num_envs, self.agent.algorithm.reports, fresh=not self.resumes)
         self.best: float | None = None
         self.evaluation_due = False
+        self.told_of_evaluations = False
         self.diverged = False
         self.unsaved = ""  # why the last try to write something failed
         self.log_frequency = spec.meta.log_frequency or max(1, spec.env.max_frame // ROWS_OF_A_RUN)
@@ -158,6 +159,10 @@ class Session:
             with self._writing("a row of the eval table"):
                 self.logbook.write_eval(self.clock, self.agent.algorithm.opt_step, evaluation)
             score = float(evaluation.returns.mean())
+            if evaluation.note and not self.told_of_evaluations:
+                self.told_of_evaluations = True
+                self.logbook.note(evaluation.note)
+                self.listener.note(evaluation.note)
         self.evaluation_due = False
         if score is None or math.isnan(score) or (self.best is not None and score < self.best):
             return
@@ -275,7 +280,16 @@ class Session:
 
 def is_finished(folder: SessionFolder, max_frame: int) -> bool:
     """Whether the session came to its end, and that end is not before `max_frame`."""
-    if not folder.metrics_file.exists():
-        return False
-    metrics = read_json(folder.metrics_file)
+    metrics = read_metrics(folder)
     return metrics.get("status") == FINISHED and (metrics.get("frames") or 0) >= max_frame
+
+
+def read_metrics(folder: SessionFolder) -> dict[str, Any]:
+    """What the session has written of itself; nothing where that is damaged: it is written anew as the session ends."""
+    if not folder.metrics_file.exists():
+        return {}
+    try:
+        metrics = read_json(folder.metrics_file)
+    except RunError:
+        return {}
+    return metrics if isinstance(metrics, dict) else {}

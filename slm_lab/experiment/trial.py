@@ -22,8 +22,8 @@ from slm_lab.experiment.display import Display, Progress
 from slm_lab.experiment.folder import SessionFolder, TrialFolder
 from slm_lab.experiment.interrupt import SIGNALS, StopRequest, signals_held_back, stop_on_signal
 from slm_lab.experiment.logbook import note
-from slm_lab.experiment.session import Session, is_finished
-from slm_lab.lib.files import read_json, write_json
+from slm_lab.experiment.session import Session, is_finished, read_metrics
+from slm_lab.lib.files import write_json
 from slm_lab.spec.schema import Spec, read_spec
 
 LIVE_SECONDS = 0.2
@@ -174,8 +174,8 @@ class Trial:
 
     def _summarise(self) -> list[dict[str, Any]]:
         """Write and draw the trial's level from what the sessions have left so far."""
-        known = [session for session in self.sessions if session.metrics_file.exists()]
-        metrics = [read_json(session.metrics_file) for session in known]
+        known = [session for session in self.sessions if read_metrics(session)]
+        metrics = [read_metrics(session) for session in known]
         if known:
             write_json(self.folder.metrics_file, trial_metrics(metrics))
             tables = [(read_table(session.train_table), read_table(session.eval_table)) for session in known]

@@ -31,7 +31,12 @@ class EnvSpec(Settings):
 
     name: str = Field(description="id of a gymnasium env, such as CartPole-v1")
     num_envs: int = Field(1, ge=1, description="copies of the env that are stepped together")
-    max_t: int | None = Field(None, ge=1, description="longest episode, in steps of one copy; null: as the env says")
+    max_t: int | None = Field(
+        None,
+        ge=1,
+        description="longest episode, in steps of one copy; null: as the env says, and where it says nothing, "
+        "evaluation and enjoy end an episode after 10,000",
+    )
     max_frame: int = Field(ge=1, description="length of a session in frames: env steps, all copies together")
     kwargs: dict[str, Any] = Field({}, description="keywords for the env itself, as gymnasium.make takes them")
 
@@ -123,7 +128,7 @@ def right_parts(tree: Any) -> dict[str, Any]:
     flat, _ = shape.flatten(tree)
     right: dict[str, Any] = {}
     for part, model in (("agent", AgentSpec), ("env", EnvSpec), ("meta", MetaSpec)):
-        block, found = flat.get(part, {}), []
+        block, found = flat.get(part, {}), list[Mistake]()
         if part == "agent" and isinstance(block, dict):
             block, found = _read_blocks(block)
         try:

@@ -1,9 +1,12 @@
+import math
+
 import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
 
 from slm_lab.agent.agent import Agent
+from slm_lab.experiment import evaluate
 from slm_lab.experiment.evaluate import Evaluator
 from slm_lab.spec.schema import EnvSpec
 
@@ -58,6 +61,27 @@ def test_episodes_depend_on_seed_and_frame_alone(countdown):
     assert second.run(Still(), 200).lengths.tolist() == at_200 != at_100
     assert second.run(Still(), 100).lengths.tolist() == at_100
     assert Evaluator(countdown, 6, seed=4).run(Still(), 100).lengths.tolist() != at_100
+
+
+@pytest.mark.parametrize(
+    ("env", "limit"),
+    [
+        ({"name": "CliffWalking-v1"}, 10_000),
+        ({"name": "CliffWalking-v1", "max_t": 7}, math.inf),
+        ({"name": "CartPole-v1"}, math.inf),
+    ],
+)
+def test_an_episode_is_cut_where_neither_env_nor_spec_sets_a_limit(env, limit):
+    assert Evaluator(EnvSpec(**env, max_frame=1), 1, seed=0).limit == limit
+
+
+def test_what_was_cut_is_told_with_its_remedy(countdown, monkeypatch):
+    monkeypatch.setattr(evaluate, "STEPS_WITHOUT_LIMIT", 5)
+    evaluation = Evaluator(countdown, 6, seed=3).run(Still(), 100)
+    assert evaluation.lengths.max() == 5 > evaluation.lengths.min()
+    assert evaluation.note == "Countdown-v0 sets no time limit: evaluation episodes end after 5 steps; set env.max_t"
+    monkeypatch.setattr(evaluate, "STEPS_WITHOUT_LIMIT", 10)
+    assert Evaluator(countdown, 6, seed=3).run(Still(), 100).note == ""
 
 
 def test_one_that_is_asked_to_stop_says_nothing_and_can_be_done_again(countdown):

@@ -9,7 +9,7 @@ from slm_lab.analysis.tables import read_table
 from slm_lab.env import VectorEnv
 from slm_lab.env.make import EnvFault
 from slm_lab.errors import Interrupted, RunError
-from slm_lab.experiment import checkpoint, session
+from slm_lab.experiment import checkpoint, evaluate, session
 from slm_lab.experiment.folder import RunFolder
 from slm_lab.experiment.session import Session, is_finished
 from slm_lab.lib.files import read_json
@@ -149,11 +149,22 @@ def test_learning_that_diverges_is_told_once_with_its_frame_and_a_remedy(make_sp
 class Score:
     """An evaluation of a single return."""
 
+    note = ""
+
     def __init__(self, value):
         self.returns = np.array([value])
 
     def row(self):
         return {"episodes": 1, "return": float(self.returns[0])}
+
+
+def test_evaluations_in_an_env_without_a_time_limit_end_and_are_told_once(make_spec, make_folder, ear, monkeypatch):
+    monkeypatch.setattr(evaluate, "STEPS_WITHOUT_LIMIT", 30)
+    folder, told = make_folder(), "CliffWalking-v1 sets no time limit: evaluation episodes end after 30 steps; set"
+    run(make_spec("Random", env={"name": "CliffWalking-v1"}), folder, ear)
+    assert read_table(folder.eval_table)["length"].tolist() == [30, 30, 30]
+    assert [note.startswith(told) for note in ear.notes].count(True) == 1
+    assert folder.log_file.read_text().count(told) == 1
 
 
 def test_of_equal_scores_the_later_is_the_best(make_spec, make_folder, ear, monkeypatch):

@@ -92,9 +92,11 @@ def test_a_signal_stops_the_session_under_way_and_those_that_wait(make_trial, ma
     assert len(make_trial(make_spec("Random", max_session=2)).run()) == 2
 
 
-def test_a_damaged_metrics_file_is_told(make_trial, make_spec):
+@pytest.mark.parametrize("damage", ["{", "[]", ""])
+def test_a_damaged_metrics_file_is_written_anew(make_trial, make_spec, damage):
     trial = make_trial(make_spec("Random"))
-    trial.run()
-    trial.sessions[0].metrics_file.write_text("{")
-    with pytest.raises(RunError, match=r"s0/metrics\.json: damaged"):
-        trial.unfinished()
+    (metrics,) = trial.run()
+    trial.sessions[0].metrics_file.write_text(damage)
+    assert trial.unfinished() == trial.sessions
+    assert trial.run() == [metrics]
+    assert read_json(trial.sessions[0].metrics_file) == metrics
