@@ -16,7 +16,7 @@ from click.shell_completion import CompletionItem, get_completion_class
 from slm_lab import __version__
 from slm_lab.errors import LabError, SpecError
 from slm_lab.spec.files import SHIPPED, find_file, pick, read_file, spec_files
-from slm_lab.spec.job import MODES, Job, parse_job, read_jobs
+from slm_lab.spec.job import GOES_ON, MODES, Job, parse_job, read_jobs
 
 if TYPE_CHECKING:
     from slm_lab.spec.schema import Spec
@@ -95,9 +95,10 @@ def complete_spec_name(ctx: click.Context, param: click.Parameter, incomplete: s
 
 
 def complete_mode(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    data_dir = Path(ctx.params.get("data_dir") or "data")
-    runs = sorted(data_dir.glob(f"{ctx.params.get('spec_name') or ''}_*/spec.json"))
-    modes = [*MODES, *(f"{verb}@{run.parent}" for verb in ("train", "enjoy") for run in runs)]
+    from slm_lab.experiment.folder import find_runs
+
+    runs = find_runs(ctx.params.get("data_dir") or "data", ctx.params.get("spec_name"))
+    modes = [*MODES, *(f"{verb}@{run}" for verb in GOES_ON for run in runs)]
     return [CompletionItem(mode) for mode in modes if mode.startswith(incomplete)]
 
 
@@ -193,18 +194,27 @@ def _run_job(
         with _placed(job.file, job.spec_name):
             lab.train(spec, **options, render=render, verbosity=verbosity)
         return
-    target = Path(job.target)
-    if job.target == "latest":
-        from slm_lab.experiment.folder import find_latest
-
-        job.tree()  # the file and the name are right, though the run's own copy of the spec is what counts
-        target = find_latest(data_dir, job.spec_name)
+    target = _find_run(job, job.target, data_dir)
     from slm_lab.experiment import lab
 
     if job.mode == "enjoy":
         lab.enjoy(target, episodes=episodes or 10, render=render, verbosity=verbosity)
     else:
-        lab.resume(None, target, overrides=changes, verbosity=verbosity)
+        lab.resume(target, overrides=changes, verbosity=verbosity)
+
+
+def _find_run(job: Job, target: str, data_dir: Path) -> Path:
+    """The run to go on with or to enjoy; its own copy of the spec is what counts, but the name typed must be its."""
+    from slm_lab.experiment.folder import find_latest, parse_target
+
+    if target == "latest":
+        job.tree()  # the file and the name are right
+        return find_latest(data_dir, job.spec_name)
+    run, _, _ = parse_target(target)
+    names = list(read_file(run.spec_file))
+    if names and job.spec_name not in names:
+        raise SpecError(f"{run.root} is a run of '{names[0]}', not of '{job.spec_name}'")
+    return Path(target)
 
 
 def _refuse_idle_options(job: Job, changes: list[str], render: bool, episodes: int | None) -> None:

@@ -1,4 +1,7 @@
-"""Every error that the lab raises on purpose. A user sees the message alone; the traceback is for `-v`."""
+"""The errors that mean something to several parts; a part's own (UnknownName, EnvFault) derive from them beside it.
+
+A user sees the message alone; the traceback is for `-v`.
+"""
 
 from __future__ import annotations
 

@@ -70,11 +70,30 @@ def test_options_may_come_before_the_words(calls):
 def test_train_and_enjoy_go_on_with_a_run(calls):
     run = Path("data/random_2026_01_01_000000")
     run.mkdir(parents=True)
-    (run / "spec.json").write_text("{}")
+    (run / "spec.json").write_text('{"random": {}}')
+    (run / "t0" / "s0").mkdir(parents=True)
     assert invoke("spec/a.json", "random", "train@latest", "--seed", "3")[0] == 0
     assert invoke("spec/a.json", "random", f"enjoy@{run}/t0/s0")[0] == 0
-    assert calls[0] == ("resume", (None, run), {"overrides": ["meta.seed=3"], "verbosity": 0})
+    assert calls[0] == ("resume", (run,), {"overrides": ["meta.seed=3"], "verbosity": 0})
     assert calls[1] == ("enjoy", (run / "t0" / "s0",), {"episodes": 10, "render": False, "verbosity": 0})
+
+
+@pytest.mark.parametrize("verb", ["train", "enjoy"])
+def test_a_run_of_another_spec_than_the_one_typed_is_refused(calls, verb):
+    run = Path("data/dqn_2026_01_01_000000")
+    run.mkdir(parents=True)
+    (run / "spec.json").write_text('{"dqn": {}}')
+    told = f"error: {run} is a run of 'dqn', not of 'random'\n"
+    assert invoke("a.json", "random", f"{verb}@{run}") == (2, "", told)
+    assert calls == []
+
+
+def test_completion_offers_the_runs_of_that_spec_alone(calls):
+    for name in ("random_2026_01_01_000000", "random_walk_2026_01_01_000000"):
+        Path("data", name).mkdir(parents=True)
+        Path("data", name, "spec.json").write_text("{}")
+    words = {"COMP_WORDS": "slm-lab a.json random enjoy@d", "COMP_CWORD": "3", "_SLM_LAB_COMPLETE": "bash_complete"}
+    assert CliRunner().invoke(cli, [], env=words).stdout == "plain,enjoy@data/random_2026_01_01_000000\n"
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
     data/{spec_name}_{YYYY_mm_dd_HHMMSS}/     one run
         spec.json                             the spec as run, defaults filled in
+        lock                                  who trains it, while somebody does (or after a kill: it counts no more)
         t{trial}/
             metrics.json  learning_curve.png
             s{session}/
@@ -68,6 +69,13 @@ class SessionFolder:
     @property
     def best(self) -> Path:
         return self.checkpoint_folder / "best.safetensors"
+
+    def has_lost_its_checkpoints(self) -> bool:
+        """Whether there are results, and no state to go on from: beginning afresh would erase them."""
+        if self.latest.exists() or self.previous.exists():
+            return False
+        tables = self.train_table.exists() or self.eval_table.exists()
+        return self.metrics_file.exists() or (tables and not self.checkpoint_folder.is_dir())
 
     @property
     def saved_rows(self) -> Path:
@@ -154,6 +162,10 @@ class RunFolder:
     def spec_file(self) -> Path:
         return self.root / "spec.json"
 
+    @property
+    def lock_file(self) -> Path:
+        return self.root / "lock"
+
     def trial(self, index: int) -> TrialFolder:
         return TrialFolder(self.root / f"t{index}", index)
 
@@ -170,6 +182,11 @@ def find_latest(data_dir: str | Path, spec_name: str) -> Path:
     names = sorted({match["spec"] for _, match in _parsed(Path(data_dir))})
     have = f"there are runs of: {', '.join(names)}" if names else "there are no runs at all"
     raise RunError(f"no run of spec '{spec_name}' in {data_dir}; {have}")
+
+
+def find_runs(data_dir: str | Path, spec_name: str | None = None) -> list[Path]:
+    """The runs of that spec, or of any."""
+    return [run.root for run, _ in _parsed(Path(data_dir), spec_name)]
 
 
 def parse_target(text: str) -> tuple[RunFolder, int | None, int | None]:

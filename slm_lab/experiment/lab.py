@@ -7,6 +7,7 @@ import secrets
 import shlex
 import subprocess
 import sys
+from contextlib import AbstractContextManager
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -25,6 +26,7 @@ from slm_lab.experiment.display import Display, closing, number
 from slm_lab.experiment.folder import RunFolder, parse_target
 from slm_lab.experiment.trial import Trial
 from slm_lab.lib.files import write_json
+from slm_lab.lib.lock import Lock, locked
 from slm_lab.spec import overrides as changes
 from slm_lab.spec.files import read_file
 from slm_lab.spec.schema import Spec, read_spec, right_parts
@@ -105,36 +107,39 @@ def train(
     console = _console()
     if verbosity >= 0:
         console.print(f"{spec.name}: seed {spec.meta.seed}{' (drawn)' if drawn else ''}, results go to {run.root}")
-    return _run(spec, run, console, file=file, render=render, verbosity=verbosity, checks=checks)
+    with _locked(run) as lock:
+        return _run(spec, run, console, lock, file=file, render=render, verbosity=verbosity, checks=checks)
 
 
 def resume(
-    spec: Spec | None,
     run: Path,
     *,
     overrides: list[str] | tuple[str, ...] = (),
     verbosity: int = 0,
 ) -> Path:
-    """Go on with a run from its last checkpoints, with the spec saved in it, or with `spec` in its place."""
+    """Go on with a run from its last checkpoints, with the spec saved in it and the changes to it."""
     folder, _, _ = parse_target(str(run))
-    before = saved_spec(folder)
-    if spec is None:
-        spec = saved_spec(folder, overrides)
-    changed = _changes(before, spec)
+    spec = saved_spec(folder, overrides)
+    changed = _changes(saved_spec(folder), spec)
     check(spec)
     console = _console()
     file = str((spec.provenance or {}).get("spec_file", folder.spec_file))
     display = Display(spec.name, spec.meta.max_session, verbosity, console)
-    if not Trial(spec, folder.trial(0), display).unfinished():
+    unfinished = Trial(spec, folder.trial(0), display).unfinished()
+    if not unfinished:
         if verbosity >= 0:
             console.print(f"{spec.name}: {folder.root} is finished, at {spec.env.max_frame:,} frames; to go on beyond:")
             console.print(f"  {_command(file, spec, 'train', folder)} -s env.max_frame={2 * spec.env.max_frame}")
         return folder.root
-    if changed:
-        write_json(folder.spec_file, {spec.name: spec.to_tree()})
-    if verbosity >= 0:
-        console.print(f"{spec.name}: goes on in {folder.root}")
-    return _run(spec, folder, console, file=file, render=False, verbosity=verbosity)
+    with _locked(folder) as lock:
+        lost = [str(session.root) for session in unfinished if session.has_lost_its_checkpoints()]
+        if lost:
+            raise RunError(f"{', '.join(lost)}: no checkpoint to go on from, though there are results; begin a new run")
+        if changed:
+            write_json(folder.spec_file, {spec.name: spec.to_tree()})
+        if verbosity >= 0:
+            console.print(f"{spec.name}: goes on in {folder.root}")
+        return _run(spec, folder, console, lock, file=file, render=False, verbosity=verbosity)
 
 
 def _changes(before: Spec, after: Spec) -> list[str]:
@@ -193,10 +198,16 @@ def saved_spec(run: RunFolder, overrides: list[str] | tuple[str, ...] = ()) -> S
         raise SpecError(problem.mistakes, str(run.spec_file), name) from problem
 
 
+def _locked(run: RunFolder) -> AbstractContextManager[Lock]:
+    """So that no two processes ever train the same run."""
+    return locked(run.lock_file, f"{run.root} is being trained")
+
+
 def _run(
     spec: Spec,
     run: RunFolder,
     console: Console,
+    lock: Lock,
     *,
     file: str,
     render: bool,
@@ -208,7 +219,7 @@ def _run(
     try:
         with Display(spec.name, spec.meta.max_session, verbosity, console) as display:
             watch = None if checks is None else checks.watch
-            metrics = Trial(spec, run.trial(0), display, render=render, watch=watch).run()
+            metrics = Trial(spec, run.trial(0), display, lock=lock, render=render, watch=watch).run()
     except Interrupted:
         console.print(f"stopped; go on with:\n  {train_command}")
         raise

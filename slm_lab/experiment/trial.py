@@ -24,6 +24,7 @@ from slm_lab.experiment.interrupt import SIGNALS, StopRequest, signals_held_back
 from slm_lab.experiment.logbook import note
 from slm_lab.experiment.session import Session, is_finished, read_metrics
 from slm_lab.lib.files import write_json
+from slm_lab.lib.lock import Lock
 from slm_lab.spec.schema import Spec, read_spec
 
 LIVE_SECONDS = 0.2
@@ -56,13 +57,16 @@ class Trial:
         folder: TrialFolder,
         display: Display,
         *,
+        lock: Lock | None = None,
         render: bool = False,
         watch: Callable[[Agent, VectorEnv], Agent] | None = None,
     ):
-        """`render`: the first session's env in a window; `watch`: as `Session` takes it, for a trial of one session."""
+        """`lock`: on the run, for the sessions' processes to hold too; `render`: the first session's env in a window;
+        `watch`: as `Session` takes it, for a trial of one session."""
         self.spec = spec
         self.folder = folder
         self.display = display
+        self.lock = lock
         self.render = render
         self.extras: dict[str, Any] = {} if watch is None else {"watch": watch}
         self.live_seconds = LIVE_SECONDS if display.console.is_terminal else None
@@ -125,7 +129,7 @@ class Trial:
                 while waiting and len(running) < workers:
                     folder = waiting.pop(0)
                     render = self.render and folder.index == 0
-                    arguments = (tree, self.spec.name, folder, words, stop_event, self.live_seconds, render)
+                    arguments = (tree, self.spec.name, folder, words, stop_event, self.live_seconds, render, self.lock)
                     running[folder.index] = context.Process(target=_run_session, args=arguments, daemon=True)
                     with signals_held_back():
                         running[folder.index].start()
@@ -212,6 +216,7 @@ def _run_session(
     stop: Any,
     live_seconds: float | None,
     render: bool,
+    lock: Lock | None,
 ) -> None:
     """A session's process: obeys the parent's `stop`, not the terminal's Ctrl-C, which reaches it too."""
     for number in SIGNALS:

@@ -1,8 +1,14 @@
 import hashlib
+import re
+import shutil
+import socket
+import subprocess
 import sys
+from subprocess import PIPE
 
 import pytest
 
+from slm_lab.analysis.tables import read_table
 from slm_lab.errors import RunError, SpecError
 from slm_lab.experiment import lab
 from slm_lab.experiment.folder import RunFolder
@@ -63,23 +69,23 @@ def test_a_seed_that_is_drawn_is_printed_and_saved(make_spec, tmp_path, capsys):
 
 def test_resuming_a_finished_run_says_so_and_changes_nothing(small, capsys):
     before = contents(small)
-    lab.resume(None, small)
+    lab.resume(small)
     assert contents(small) == before
     assert f"{small} is finished, at 100 frames" in capsys.readouterr().out
 
 
 def test_a_run_goes_on_to_a_later_end_which_its_spec_then_says(small, capsys):
-    lab.resume(None, small, overrides=["env.max_frame=200"])
+    lab.resume(small, overrides=["env.max_frame=200"])
     assert lab.saved_spec(RunFolder(small)).env.max_frame == 200
     assert "200/200 frames" in capsys.readouterr().out
-    lab.resume(None, small)
+    lab.resume(small)
     assert "is finished, at 200 frames" in capsys.readouterr().out
 
 
 def test_what_would_make_another_run_of_it_is_refused(small):
     before = contents(small)
     with pytest.raises(SpecError) as problem:
-        lab.resume(None, small, overrides=["meta.seed=2", "agent.net.hid_layers=[4]", "env.max_frame=200"])
+        lab.resume(small, overrides=["meta.seed=2", "agent.net.hid_layers=[4]", "env.max_frame=200"])
     assert [mistake.path for mistake in problem.value.mistakes] == ["agent.net.hid_layers", "meta.seed"]
     assert contents(small) == before
 
@@ -134,3 +140,56 @@ def test_a_data_folder_that_cannot_be_made_is_told(make_spec, tmp_path):
 def test_the_next_command_goes_through_the_same_door(make_spec, monkeypatch, door, command):
     monkeypatch.setattr(sys, "argv", [door])
     assert lab._command("my specs.json", make_spec(), "train", RunFolder("data/x")) == command
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from slm_lab.lib.lock import locked
+with locked(Path(sys.argv[1]), "it is held"):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_run_that_another_process_trains_is_refused_and_left_as_it_is(small, capsys):
+    lock = RunFolder(small).lock_file
+    with subprocess.Popen([sys.executable, "-c", HOLD, lock], stdin=PIPE, stdout=PIPE, text=True) as other:
+        assert other.stdout.readline() == "held\n"
+        before = contents(small)
+        told = f"{small} is being trained by process {other.pid} on {socket.gethostname()}; wait for it"
+        with pytest.raises(RunError, match=re.escape(told)):
+            lab.resume(small, overrides=["env.max_frame=200"])
+        lab.enjoy(small, episodes=1)
+        assert contents(small) == before
+        other.kill()
+    assert lock.exists()  # of a process that was killed, and counts no more
+    lab.resume(small, overrides=["env.max_frame=200"])
+    assert "200/200 frames" in capsys.readouterr().out
+    assert not lock.exists()
+
+
+@pytest.mark.parametrize("gone", ["checkpoint/latest.safetensors", "checkpoint"])
+@pytest.mark.parametrize("metrics", [True, False])
+def test_results_whose_checkpoints_are_gone_are_not_erased(small, gone, metrics):
+    session = RunFolder(small).trial(0).session(0)
+    if gone == "checkpoint":
+        shutil.rmtree(session.checkpoint_folder)
+    else:
+        session.latest.unlink()
+    if not metrics:
+        session.metrics_file.unlink()
+    before = contents(small)
+    if gone == "checkpoint" or metrics:
+        with pytest.raises(RunError, match=r"s0: no checkpoint to go on from, though there are results"):
+            lab.resume(small, overrides=["env.max_frame=200"])
+        assert contents(small) == before
+    else:  # as a kill before the first checkpoint leaves it
+        lab.resume(small)
+        assert session.metrics_file.exists()
+
+
+def test_the_longest_episode_may_change_as_a_run_goes_on(small):
+    lab.resume(small, overrides=["env.max_frame=200", "env.max_t=3"])
+    lengths = read_table(RunFolder(small).trial(0).session(0).eval_table)["length"]
+    assert lengths[-1] == 3 < lengths[0]
