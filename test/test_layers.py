@@ -36,8 +36,15 @@ def part_of(module: str) -> str | None:
     """The part that a module belongs to: agent.net for slm_lab.agent.net.mlp; None for the package itself."""
     words = module.split(".")[1:]
     if words[:1] == ["agent"]:
-        return next((part for part in (".".join(words[:2]), "agent.agent") if part in RANK), None)
+        part = ".".join(words[:2])
+        return part if part in RANK else "agent.agent" if len(words) == 1 else None
     return words[0] if words and words[0] in RANK else None
+
+
+def test_every_module_has_its_layer():
+    package = {"slm_lab", "slm_lab.agent"}  # their __init__
+    modules = {".".join(file.with_suffix("").parts).removesuffix(".__init__") for file in FILES}
+    assert [module for module in sorted(modules - package) if part_of(module) is None] == []
 
 
 @pytest.mark.parametrize("file", FILES, ids=str)
