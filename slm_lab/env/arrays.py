@@ -69,11 +69,11 @@ def parts_of(space: spaces.Dict | spaces.Tuple) -> list[tuple[Any, spaces.Space]
 
 
 def flatten_keys(tree: dict[str, Any]) -> dict[str, Any]:
-    """{"a": {"b": x}} -> {"a.b": x}."""
+    """{"a": {"b": {"c": x}}} -> {"a.b.c": x}."""
     flat: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, dict):
-            flat.update({f"{key}.{inner}": leaf for inner, leaf in value.items()})
+            flat.update({f"{key}.{inner}": leaf for inner, leaf in flatten_keys(value).items()})
         else:
             flat[key] = value
     return flat

@@ -24,6 +24,7 @@ from itertools import count
 from pathlib import Path
 
 from slm_lab.errors import RunError
+from slm_lab.lib.files import can_name_a_folder
 
 _RUN_NAME = re.compile(r"(?P<spec>.+)_(?P<time>\d{4}_\d\d_\d\d_\d{6})(?:_(?P<suffix>\d+))?")
 _TARGET = re.compile(r"(?P<run>.*?)(?:(?:^|/)t(?P<trial>\d+)(?:/s(?P<session>\d+))?)?/*", re.DOTALL)
@@ -121,7 +122,7 @@ class RunFolder:
     @classmethod
     def create(cls, data_dir: str | Path, spec_name: str) -> RunFolder:
         """A new folder, named after the spec and the time; never one that exists."""
-        if not spec_name or spec_name in (".", "..") or "/" in spec_name or "\\" in spec_name:
+        if not can_name_a_folder(spec_name):
             raise RunError(f"spec name {spec_name!r} cannot name a folder; use letters, digits, '_' and '-'")
         data_dir = Path(data_dir)
         name = f"{spec_name}_{datetime.now():%Y_%m_%d_%H%M%S}"

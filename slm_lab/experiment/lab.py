@@ -18,6 +18,7 @@ from rich.console import Console
 from slm_lab import __version__
 from slm_lab.agent.agent import check_agent, check_parts, check_place
 from slm_lab.env import goal_functions, make_env
+from slm_lab.env.arrays import flatten_keys
 from slm_lab.env.make import display_available
 from slm_lab.errors import Interrupted, Mistake, RunError, SpecError, StoppedAtOnce
 from slm_lab.experiment import dev
@@ -144,24 +145,13 @@ def resume(
 
 def _changes(before: Spec, after: Spec) -> list[str]:
     """The places where the specs differ; raises SpecError if a run that has begun cannot go on with them."""
-    old, new = (_flat(spec.to_tree()) for spec in (before, after))
+    old, new = (flatten_keys(spec.to_tree()) for spec in (before, after))
     changed = [path for path in dict.fromkeys((*old, *new)) if old.get(path) != new.get(path)]
     wrong = [path for path in changed if path not in MAY_CHANGE and not path.startswith("provenance.")]
     if wrong:
         reason = f"a run that has begun keeps it; what may change: {', '.join(MAY_CHANGE)}"
         raise SpecError([Mistake(path, reason) for path in wrong], None, before.name)
     return changed
-
-
-def _flat(tree: Any, path: str = "") -> dict[str, Any]:
-    """{"env": {"name": x}} -> {"env.name": x}."""
-    if not isinstance(tree, dict):
-        return {path: tree}
-    return {
-        place: leaf
-        for key, value in tree.items()
-        for place, leaf in _flat(value, f"{path}.{key}" if path else key).items()
-    }
 
 
 def enjoy(target: Path, *, episodes: int = 10, render: bool = False, verbosity: int = 0) -> None:

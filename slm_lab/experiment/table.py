@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from slm_lab.analysis.tables import split_table
 from slm_lab.errors import RunError
 
 Number = float | int | None
@@ -69,13 +70,13 @@ class Table:
         self._file.close()
 
     def _parse(self, content: str) -> list[dict[str, Number]]:
-        header, *lines = content.splitlines()
-        if header + "\n" != self._header:
-            raise RunError(f"{self.path}: its columns are '{header}', not '{self._header.strip()}'")
+        columns, cells = split_table(content, self.path)
+        if tuple(columns) != self.columns:
+            raise RunError(f"{self.path}: its columns are '{','.join(columns)}', not '{self._header.strip()}'")
         rows = []
-        for number, line in enumerate(lines, start=2):
+        for number, row in enumerate(cells, start=2):
             try:
-                rows.append(dict(zip(self.columns, map(_parse_cell, line.split(",")), strict=True)))
+                rows.append(dict(zip(self.columns, map(_parse_cell, row), strict=True)))
             except ValueError as error:
                 raise RunError(f"{self.path}: line {number} is not a row of this table") from error
         return rows

@@ -11,6 +11,10 @@ from typing import Any
 from slm_lab.errors import RunError
 
 
+def can_name_a_folder(name: str) -> bool:
+    return name not in ("", ".", "..") and not set(name) & set("/\\\0")
+
+
 def sync_folder(folder: Path) -> None:
     """Make a rename inside `folder` durable."""
     handle = os.open(folder, os.O_RDONLY)

@@ -9,6 +9,7 @@ from pydantic import Field, SerializeAsAny, ValidationError, field_validator
 from pydantic.json_schema import SkipJsonSchema
 
 from slm_lab.errors import Mistake, SpecError
+from slm_lab.lib.files import can_name_a_folder
 from slm_lab.spec import registry, shape
 from slm_lab.spec.settings import Settings
 from slm_lab.spec.words import NOTHING, explain, must_be
@@ -76,9 +77,9 @@ class Spec(Settings):
 
     name: SkipJsonSchema[str] = Field(description="the key of the spec in its file")
     description: str | None = Field(None, description="one line for the list of specs")
-    agent: AgentSpec
-    env: EnvSpec
-    meta: MetaSpec = MetaSpec()
+    agent: AgentSpec = Field(description="who learns")
+    env: EnvSpec = Field(description="where it learns, and for how long")
+    meta: MetaSpec = Field(MetaSpec(), description="how the lab runs it")
     search: dict[str, Any] | None = Field(None, description="search space over the keys of the spec, SLM Lab's grammar")
     spec_params: dict[str, Any] | None = Field(None, description="values for ${name} places of a spec template")
     provenance: dict[str, Any] | None = Field(
@@ -103,7 +104,7 @@ def read_spec(tree: dict[str, Any], name: str, file: str | None = None) -> Spec:
     if isinstance(flat.get("agent"), dict):
         flat["agent"], of_blocks = _read_blocks(flat["agent"])
         found += of_blocks
-    if name in ("", ".", "..") or set(name) & set("/\\\0"):
+    if not can_name_a_folder(name):
         found.append(
             Mistake("", f"the spec name {name!r} cannot name a folder of runs; use letters, digits, '_' and '-'")
         )
