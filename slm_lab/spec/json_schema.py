@@ -7,6 +7,7 @@ from typing import Any
 
 from slm_lab.spec import registry
 from slm_lab.spec.schema import BLOCKS, Spec
+from slm_lab.spec.settings import NUMBER
 
 
 def build() -> dict[str, Any]:
@@ -21,12 +22,16 @@ def build() -> dict[str, Any]:
         agent["properties"][kind] = {"description": description, "oneOf": [*branches, _own_class(key)]}
         if kind != "algorithm":
             agent["properties"][kind]["oneOf"].append({"type": "null"})
+    learning = {"enum": [name for name in registry.names("algorithm") if registry.learns(name)]}
+    agent["if"] = {"properties": {"algorithm": {"properties": {"name": learning}}}}
+    agent["then"] = {"required": ["memory", "net"]}
     for shape in ("agent", "env"):
         flat = spec["properties"][shape]
         as_list = {"type": "array", "items": flat, "minItems": 1, "maxItems": 1, "description": "SLM Lab v4's shape"}
-        spec["properties"][shape] = {"anyOf": [flat, as_list]}
+        spec["properties"][shape] = {"description": flat["description"], "anyOf": [flat, as_list]}
     spec["properties"]["body"] = {"type": "object", "description": "SLM Lab v4's block; read and passed over"}
     definitions["Spec"] = spec
+    _allow_numeric_strings(definitions)
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "SLM Lab spec file: {spec_name: spec}",
@@ -35,6 +40,14 @@ def build() -> dict[str, Any]:
         "additionalProperties": {"$ref": "#/$defs/Spec"},
         "$defs": definitions,
     }
+
+
+def _allow_numeric_strings(node: Any) -> None:
+    """Where a number belongs, the loader takes its text too: "1e6"."""
+    for part in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+        _allow_numeric_strings(part)
+    if isinstance(node, dict) and node.get("type") in ("integer", "number"):
+        node |= {"type": [node["type"], "string"], "pattern": f"^{NUMBER.pattern}$"}
 
 
 def _branch(kind: str, key: str, name: str, definitions: dict[str, Any]) -> dict[str, Any]:

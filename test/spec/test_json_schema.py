@@ -24,7 +24,20 @@ def test_every_name_has_a_branch_that_its_name_chooses():
 def test_every_key_of_every_block_is_documented():
     for place, block in json_schema.build()["$defs"].items():
         for key, field in block.get("properties", {}).items():
-            assert field.get("description") or "$ref" in field or "anyOf" in field, f"{place}.{key}"
+            assert field.get("description"), f"{place}.{key}"
+
+
+def test_a_number_may_be_written_as_text_where_the_loader_takes_it():
+    size = json_schema.build()["$defs"]["memory.Replay"]["properties"]["max_size"]
+    assert size["type"] == ["integer", "string"]
+    assert [bool(re.search(size["pattern"], text)) for text in ("1e6", "100", "many")] == [True, True, False]
+
+
+def test_algorithms_that_learn_require_a_memory_and_a_net():
+    agent = json_schema.build()["$defs"]["AgentSpec"]
+    learning = agent["if"]["properties"]["algorithm"]["properties"]["name"]["enum"]
+    assert set(registry.names("algorithm")) - set(learning) == {"Random"}
+    assert agent["then"] == {"required": ["memory", "net"]}
 
 
 def test_the_spec_s_name_is_no_key_of_the_spec():
