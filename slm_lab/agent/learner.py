@@ -29,6 +29,7 @@ from slm_lab.agent.net.optim import (
 from slm_lab.agent.net.settings import NetSettings
 from slm_lab.types import Batch
 
+ENGINE = torch.autograd.Variable._execution_engine
 ERRORS = "errors"  # the one entry of a loss's info that has a row for each of the batch: (B,) TD errors for the memory
 MOST_RECORDS = 1000  # values that wait for `report` to take their mean
 WHOLE = ""  # in place of a child's name: the whole net
@@ -99,6 +100,7 @@ class Learner:
         self.groups = [
             self._make_group(name, spec) for name, spec in (optim_specs or {WHOLE: settings.optim_spec}).items()
         ]
+        self._one: Tensor | None = None  # the gradient of the loss by itself
         self._clip = clip_at_sight if self.device.type == "cpu" else clip
         self.opt_step = 0
         self._target_frame = 0
@@ -160,11 +162,18 @@ class Learner:
         for group in self.groups:
             group.flat.grad.zero_()
         loss, info = self.loss(self.net, self.target, batch, scalars)
-        loss.backward()
+        self._backward(loss)
         norms = [self._clip(group.flat.grad, self.settings.clip_grad_val) for group in self.groups]
         for group in self.groups:
             group.step()
         return loss.detach(), norms, {name: value.detach() for name, value in info.items()}
+
+    def _backward(self, loss: Tensor) -> None:
+        """`loss.backward()`, without what torch looks at in Python before it calls its engine, which takes 30 of the
+        450 µs of a small DQN's learn step."""
+        if self._one is None:
+            self._one = torch.ones_like(loss)
+        ENGINE.run_backward((loss,), (self._one,), False, False, (), allow_unreachable=True, accumulate_grad=True)
 
     def _record(self, values: dict[str, Tensor]) -> None:
         self._names = list(values)
