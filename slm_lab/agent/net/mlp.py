@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import ClassVar, Literal
 
@@ -13,7 +14,7 @@ from pydantic import Field, field_validator
 from torch import Tensor, nn
 
 from slm_lab.agent.net.optim import check_name
-from slm_lab.agent.net.settings import NetSettings
+from slm_lab.agent.net.settings import Heads, NetSettings, Units
 from slm_lab.errors import Mistake
 
 ACTIVATIONS = {
@@ -65,14 +66,14 @@ class MLPNetSettings(NetSettings):
 class MLPNet(nn.Module):
     """Hidden layers on a flat observation, then the heads.
 
-    `heads` names what comes out and its width: {"policy": 2, "value": 1}. One head: `forward` returns its tensor;
-    several: a tuple in their order.
+    `heads` names what comes out and its width: {"policy": 2, "value": 1}; (actions, parts) is a width of their product,
+    part after part of each action. One head: `forward` returns its tensor; several: a tuple in their order.
     """
 
     Settings = MLPNetSettings
     needs_head: ClassVar[str | None] = None  # the head that this net shapes in a way of its own
 
-    def __init__(self, settings: MLPNetSettings, observation_space: spaces.Space, heads: dict[str, int]):
+    def __init__(self, settings: MLPNetSettings, observation_space: spaces.Space, heads: Heads):
         super().__init__()
         self.settings = settings
         self.num_classes = int(observation_space.n) if isinstance(observation_space, spaces.Discrete) else None
@@ -92,8 +93,8 @@ class MLPNet(nn.Module):
             initialise(head, settings.init_fn, HEAD_GAINS.get(name, 1.0))
 
     @staticmethod
-    def make_head(name: str, width: int, units: int) -> nn.Module:
-        return nn.Linear(width, units)
+    def make_head(name: str, width: int, units: Units) -> nn.Module:
+        return nn.Linear(width, math.prod(units) if isinstance(units, tuple) else units)
 
     @classmethod
     def check(cls, observation_space: spaces.Space) -> list[Mistake]:

@@ -10,6 +10,8 @@ from pydantic import Field, field_validator
 from slm_lab.agent.net.optim import LRSchedulerSpec, OptimSpec, check_name
 from slm_lab.spec.settings import Settings
 
+Units = int | tuple[int, int]  # outputs of a head; (actions, parts): so many parts for each action, one after the other
+Heads = dict[str, Units]
 LOSSES = {
     "MSELoss": torch.nn.functional.mse_loss,
     "SmoothL1Loss": torch.nn.functional.smooth_l1_loss,
