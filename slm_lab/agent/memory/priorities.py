@@ -40,20 +40,20 @@ class Priorities:
 
         `uniforms` is used up as working room.
         """
-        ring = self.ring
+        self._notice()
         ids = np.empty(uniforms.size, np.int64)
         weight = np.empty(uniforms.size, np.float32)
         draw_by_priority(
-            self.sums, self.lows, self.known, self.highest, ring.head, ring.tail, ring.ring_slots, ring.history,
-            uniforms, newest, beta, ids, weight,
-        )  # fmt: skip
+            self.sums, self.lows, self.ring.head, self.ring.ring_slots, uniforms, newest, beta, ids, weight
+        )
         return ids, weight
 
     def update(self, ids: np.ndarray, errors: np.ndarray) -> None:
         """Priority (|error| + epsilon)^alpha for the rows that still exist."""
+        self._notice()
         ring = self.ring
         bad = set_by_error(
-            self.sums, self.lows, self.known, self.highest, ring.head, ring.tail, ring.ring_slots, ring.history,
+            self.sums, self.lows, self.highest, ring.head, ring.tail, ring.ring_slots,
             ids, errors, self.alpha, self.epsilon,
         )  # fmt: skip
         if bad >= 0:
@@ -73,13 +73,16 @@ class Priorities:
 
     def of(self, ids: np.ndarray) -> np.ndarray:
         """(B,) priorities of rows that are held."""
-        ring = self.ring
-        notice(self.sums, self.lows, self.known, self.highest, ring.head, ring.tail, ring.ring_slots, ring.history)
-        return self.sums[self.sums.size // 2 + ring.rows_of(ids)]
+        self._notice()
+        return self.sums[self.sums.size // 2 + self.ring.rows_of(ids)]
 
     def held(self) -> np.ndarray:
         """(size,) priorities of the rows held, in the order of `ring.ids`."""
         return self.of(self.ring.ids())
+
+    def _notice(self) -> None:
+        ring = self.ring
+        notice(self.sums, self.lows, self.known, self.highest, ring.head, ring.tail, ring.ring_slots, ring.history)
 
     def describe(self) -> dict:
         return {**quantiles(self.held()), "highest_ever": float(self.highest[0])}
@@ -139,8 +142,7 @@ def notice(sums, lows, known, highest, head, tail, slots, history):
 
 
 @njit
-def draw_by_priority(sums, lows, known, highest, head, tail, slots, history, uniforms, newest, beta, ids, weight):
-    notice(sums, lows, known, highest, head, tail, slots, history)
+def draw_by_priority(sums, lows, head, slots, uniforms, newest, beta, ids, weight):
     envs = head.size
     leaves = sums.size // 2
     depth = 0
@@ -179,12 +181,11 @@ def draw_by_priority(sums, lows, known, highest, head, tail, slots, history, uni
 
 
 @njit
-def set_by_error(sums, lows, known, highest, head, tail, slots, history, ids, errors, alpha, epsilon):
+def set_by_error(sums, lows, highest, head, tail, slots, ids, errors, alpha, epsilon):
     """-1, or the place of the first error that is not finite; then nothing was changed."""
     for index in range(errors.size):
-        if not np.isfinite(errors[index]):
+        if not abs(errors[index]) < np.inf:
             return index
-    notice(sums, lows, known, highest, head, tail, slots, history)
     envs = head.size
     for index in range(ids.size):
         env = ids[index] % envs

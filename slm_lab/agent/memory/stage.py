@@ -120,6 +120,6 @@ def as_array(value: Any) -> np.ndarray:
 @njit
 def first_not_finite(values):
     for index in range(values.size):
-        if not np.isfinite(values[index]):
+        if not abs(values[index]) < np.inf:
             return index
     return -1

@@ -61,9 +61,9 @@ class Transitions:
         discount = np.empty(count, np.float32)
         steps = np.empty(count, np.int64)
         gather(
-            ring.raw, ring.floats, ring.links, ring.finals, ring.head, ring.tail, ring.history,
-            self._copies, ids, self.gamma, n_step, ring.reward_word, self._discount_word, ring.link_word,
-            block, reward, discount, steps,
+            ring.raw, ring.floats, ring.links, ring.finals, ring.head, self._oldest(), self._copies,
+            ids, self.gamma, n_step, ring.reward_word, self._discount_word, ring.link_word,
+            np.empty(count, np.int64), block, reward, discount, steps,
         )  # fmt: skip
         groups: dict[str, Any] = {"extras": {}}
         for part in self._parts:
@@ -85,6 +85,10 @@ class Transitions:
             ids=torch.from_numpy(ids),
             extras=groups["extras"],
         )
+
+    def _oldest(self) -> np.ndarray | None:
+        """(N,) per env the t of the oldest row whose frames are kept; None where rows have no stacks."""
+        return np.maximum(self.ring.tail - self.ring.history, 0) if self.ring.history else None
 
 
 class _Part:
@@ -111,15 +115,17 @@ def _take(value: Any, index: torch.Tensor) -> Any:
 
 @njit
 def gather(
-    raw, floats, links, finals, head, tail, history, copies, ids, gamma, n_step,
-    reward_word, discount_word, link_word, block, reward, discount, steps,
+    raw, floats, links, finals, head, oldest, copies, ids, gamma, n_step,
+    reward_word, discount_word, link_word, rows, block, reward, discount, steps,
 ):  # fmt: skip
-    """Sum rewards over the horizon and copy each part of each row to its place in `block`, part after part."""
+    """Sum rewards over the horizon and copy each part of each row to its place in `block`, part after part.
+
+    `rows` (B,) is room to work in. Where `oldest` is None there are no stacks, and what reads them is not compiled.
+    """
     envs = head.size
     slots = raw.shape[0] // envs
     width = raw.shape[1]
     count = ids.size
-    rows = np.empty(count, np.int64)
     longest = 0
     for env in range(envs):
         longest = max(longest, head[env])
@@ -161,10 +167,9 @@ def gather(
             offset, size, place = copies[part, 0], copies[part, 1], copies[part, 2]
             is_next, stack = copies[part, 3], copies[part, 4]
             target = place * count + index * size * stack
-            if stack > 1:
+            if oldest is not None and stack > 1:
                 newest = first + taken if is_next else first
-                oldest = max(tail[env] - history, 0)
-                copy_stack(raw, links, finals, link_word, envs, env, newest, oldest, link if is_next else -1,
+                copy_stack(raw, links, finals, link_word, envs, env, newest, oldest[env], link if is_next else -1,
                            block, target, offset, size, stack)  # fmt: skip
             elif not is_next:
                 copy(block, target, raw, row * width + offset, size)
