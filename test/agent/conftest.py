@@ -15,6 +15,7 @@ TWO = spaces.Discrete(2)
 PUSH = spaces.Box(-1, 1, (1,), np.float32)
 MEMORIES = {
     "Random": None,
+    "SARSA": "OnPolicyBatchReplay",
     "Reinforce": "OnPolicyReplay",
     "ActorCritic": "OnPolicyBatchReplay",
     "PPO": "OnPolicyBatchReplay",
