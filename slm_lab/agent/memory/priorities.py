@@ -31,7 +31,7 @@ class Priorities:
         """No row known, as if none had ever had an error."""
         leaves = 1 << (len(self.ring.raw) - 1).bit_length()
         self.sums = np.zeros(2 * leaves, np.float64)
-        self.lows = np.full(2 * leaves if self.minima else 0, np.inf)
+        self.lows = np.full(2 * leaves, np.inf) if self.minima else None
         self.known = self.ring.head.copy()  # (N,) rows before this t have their priority
         self.highest = np.ones(1)
 
@@ -113,12 +113,12 @@ def set_leaf(sums, lows, row, priority):
     """Priority 0 empties the leaf."""
     node = sums.size // 2 + row
     sums[node] = priority
-    if lows.size:
+    if lows is not None:
         lows[node] = priority if priority > 0 else np.inf
     node >>= 1
     while node:
         sums[node] = sums[2 * node] + sums[2 * node + 1]
-        if lows.size:
+        if lows is not None:
             lows[node] = min(lows[2 * node], lows[2 * node + 1])
         node >>= 1
 
@@ -173,7 +173,7 @@ def draw_by_priority(sums, lows, head, slots, uniforms, newest, beta, ids, weigh
     for index in range(count):
         row = ids[index] // envs % slots * envs + ids[index] % envs
         lowest = min(lowest, sums[leaves + row])
-    if lows.size:
+    if lows is not None:
         lowest = lows[1]
     for index in range(count):
         row = ids[index] // envs % slots * envs + ids[index] % envs

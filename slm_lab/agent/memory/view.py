@@ -130,13 +130,16 @@ def gather(
     for env in range(envs):
         longest = max(longest, head[env])
     lap = longest * envs // len(raw) * len(raw)  # where the newest round of the table began: division is slow
+    before = -2
     for index in range(-AHEAD, count):
         if index + AHEAD < count:
             write_id = max(ids[index + AHEAD], ~ids[index + AHEAD])
             row = write_id - lap if write_id >= lap else write_id - lap + len(raw)
             row = row if 0 <= row < len(raw) else write_id % len(raw)
             rows[index + AHEAD] = row
-            fetch_rows(raw, row, envs, n_step, link_word)
+            if row != before + 1:  # the next in the table comes by itself
+                fetch_rows(raw, row, envs, n_step, link_word)
+            before = row
         if index < 0:
             continue
         row = rows[index]
