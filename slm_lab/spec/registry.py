@@ -18,6 +18,8 @@ TABLES: dict[str, dict[str, str]] = {
         "VanillaDQN": "slm_lab.agent.algorithm.dqn:VanillaDQN",
         "DQN": "slm_lab.agent.algorithm.dqn:DQN",
         "DoubleDQN": "slm_lab.agent.algorithm.dqn:DoubleDQN",
+        "QRDQN": "slm_lab.agent.algorithm.distributional:QRDQN",
+        "C51": "slm_lab.agent.algorithm.distributional:C51",
         "SARSA": "slm_lab.agent.algorithm.sarsa:SARSA",
         "Reinforce": "slm_lab.agent.algorithm.reinforce:Reinforce",
         "ActorCritic": "slm_lab.agent.algorithm.actor_critic:ActorCritic",

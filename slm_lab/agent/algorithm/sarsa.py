@@ -18,6 +18,12 @@ from slm_lab.types import Batch
 class SARSASettings(ValueSettings):
     name: Literal["SARSA"] = "SARSA"
     lam: float = Field(0.0, ge=0, le=1, description="lambda of SARSA(lambda)'s returns; 0: one step")
+    minibatch_size: int | None = Field(None, ge=1, description="rows of each update; null: all of a learn round")
+    training_epoch: int = Field(1, ge=1, description="passes over the rows of a learn round")
+
+    def opt_steps(self, max_frame: int, num_envs: int) -> float:
+        held = self.training_frequency * num_envs
+        return max_frame / min(self.minibatch_size or held, held) * self.training_epoch
 
 
 class SARSA(ValueBased):
@@ -25,14 +31,18 @@ class SARSA(ValueBased):
 
     Where no next action is known (the episode was truncated, or its next action is yet to be chosen), its place is
     taken by the expected value under the policy as it explores now (eq. 6.9); after a terminated row comes nothing.
-    With `lam` the targets are lambda-returns over the rows held (section 12.1).
+    With `lam` the targets are lambda-returns over the rows held (section 12.1). There is no target net: what steadies
+    learning are minibatches and a net with `layer_norm` (Gallici 2024).
     """
 
     Settings = SARSASettings
     on_policy = True
 
     def learn(self, memory: Any, frame: int) -> None:
-        self.learner.step(self.add_targets(memory.drain(), frame), frame)
+        batch = self.add_targets(memory.drain(), frame)
+        size = self.settings.minibatch_size or len(batch.reward)
+        for minibatch in memory.batches(size, epochs=self.settings.training_epoch, of=batch):
+            self.learner.step(minibatch, frame)
 
     @torch.no_grad()
     def add_targets(self, batch: Batch, frame: int) -> Batch:
