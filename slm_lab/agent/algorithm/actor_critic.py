@@ -12,7 +12,8 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from slm_lab.agent.algorithm.algorithm import Algorithm, Site, acting_forward, seeded_net
-from slm_lab.agent.algorithm.policy import Policy, PolicySettings, check_policy, make_distribution
+from slm_lab.agent.algorithm.distribution import make_distribution
+from slm_lab.agent.algorithm.policy import Policy, PolicySettings, check_policy
 from slm_lab.agent.algorithm.returns import gae, n_step_returns, returns_to_go, standardize
 from slm_lab.agent.learner import WHOLE, Learner
 from slm_lab.agent.net.actor_critic import ActorCriticNet
@@ -51,11 +52,10 @@ class ActorCritic(Algorithm):
         super().__init__(settings, net_settings, site)
         self.distribution = make_distribution(settings.action_pdtype, site.action_space)
         self.value_loss = LOSSES[net_settings.loss_spec.name]
-        has_log_std = isinstance(site.action_space, spaces.Box)
         net = seeded_net(
             site.seed,
             lambda: ActorCriticNet(
-                net_settings, site.observation_space, self.distribution.units, has_log_std=has_log_std
+                net_settings, site.observation_space, self.distribution.units, log_stds=self.distribution.log_stds
             ),
         )
         self.learner = Learner(

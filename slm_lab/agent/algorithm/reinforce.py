@@ -12,7 +12,8 @@ from pydantic import Field
 from torch import Tensor
 
 from slm_lab.agent.algorithm.algorithm import Algorithm, Site, acting_forward, seeded_net
-from slm_lab.agent.algorithm.policy import Policy, PolicySettings, check_policy, make_distribution
+from slm_lab.agent.algorithm.distribution import make_distribution
+from slm_lab.agent.algorithm.policy import Policy, PolicySettings, check_policy
 from slm_lab.agent.algorithm.returns import returns_to_go, standardize
 from slm_lab.agent.learner import Learner
 from slm_lab.agent.net.actor_critic import Actor
@@ -36,10 +37,11 @@ class Reinforce(Algorithm):
     def __init__(self, settings: ReinforceSettings, net_settings: NetSettings, site: Site):
         super().__init__(settings, net_settings, site)
         self.distribution = make_distribution(settings.action_pdtype, site.action_space)
-        has_log_std = isinstance(site.action_space, spaces.Box)
         actor = seeded_net(
             site.seed,
-            lambda: Actor(net_settings, site.observation_space, self.distribution.units, has_log_std=has_log_std),
+            lambda: Actor(
+                net_settings, site.observation_space, self.distribution.units, log_stds=self.distribution.log_stds
+            ),
         )
         # never compiled: whole episodes make batches of ever other sizes
         self.learner = Learner(actor, self.loss, net_settings, device=site.device)

@@ -16,7 +16,7 @@ from slm_lab.agent.net.settings import NetSettings
 class Actor(nn.Module):
     """obs -> policy outputs (B, units), or with a value head (outputs, values (B,)).
 
-    With `log_std_init`, where the second half of the outputs are logs of deviations, these are free parameters instead.
+    With `log_std_init` the last `log_stds` outputs, which are logs of deviations, are free parameters instead.
     """
 
     def __init__(
@@ -25,14 +25,14 @@ class Actor(nn.Module):
         observation_space: spaces.Space,
         units: int,
         *,
-        has_log_std: bool = False,
+        log_stds: int = 0,
         has_value: bool = False,
     ):
         super().__init__()
         self.log_std = None
-        if has_log_std and settings.log_std_init is not None:
-            units = units // 2
-            self.log_std = nn.Parameter(torch.full((units,), settings.log_std_init))
+        if log_stds and settings.log_std_init is not None:
+            units -= log_stds
+            self.log_std = nn.Parameter(torch.full((log_stds,), settings.log_std_init))
         self.has_value = has_value
         self.net = make_net(settings, observation_space, {"policy": units} | ({"value": 1} if has_value else {}))
 
@@ -43,7 +43,7 @@ class Actor(nn.Module):
         return self._with_deviations(self.net(obs))
 
     def _with_deviations(self, mean: Tensor) -> Tensor:
-        return mean if self.log_std is None else torch.cat([mean, self.log_std.expand_as(mean)], -1)
+        return mean if self.log_std is None else torch.cat([mean, self.log_std.expand(len(mean), -1)], -1)
 
     def numpy_policy(self) -> Callable[[np.ndarray], np.ndarray] | None:
         """(N, ...) observations -> (N, units) policy outputs without torch, or None where only torch can."""
@@ -54,7 +54,7 @@ class Actor(nn.Module):
 
         def with_deviations(obs: np.ndarray) -> np.ndarray:
             mean = forward(obs)
-            return np.concatenate([mean, np.broadcast_to(log_std, mean.shape)], -1)
+            return np.concatenate([mean, np.broadcast_to(log_std, (len(mean), len(log_std)))], -1)
 
         return with_deviations
 
@@ -62,11 +62,9 @@ class Actor(nn.Module):
 class ActorCriticNet(nn.Module):
     """obs -> (policy outputs (B, units), values (B,)). `shared`: one body under both heads; else two nets."""
 
-    def __init__(
-        self, settings: NetSettings, observation_space: spaces.Space, units: int, *, has_log_std: bool = False
-    ):
+    def __init__(self, settings: NetSettings, observation_space: spaces.Space, units: int, *, log_stds: int = 0):
         super().__init__()
-        self.actor = Actor(settings, observation_space, units, has_log_std=has_log_std, has_value=settings.shared)
+        self.actor = Actor(settings, observation_space, units, log_stds=log_stds, has_value=settings.shared)
         self.critic = None if settings.shared else make_net(settings, observation_space, {"value": 1})
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
