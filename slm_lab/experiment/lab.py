@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import secrets
 import shlex
+import shutil
 import subprocess
 import sys
 from contextlib import AbstractContextManager
@@ -244,8 +245,18 @@ def _console() -> Console:
 
 def _command(file: str, spec: Spec, verb: str, run: RunFolder) -> str:
     """What to type, by the door that this process came through."""
-    door = [sys.argv[0]] if sys.argv[0].endswith(".py") else []
-    return shlex.join([*(["python", *door] if door else ["slm-lab"]), file, spec.name, f"{verb}@{run.root}"])
+    came_by = sys.argv[0]
+    is_script = came_by.endswith(".py")
+    door = [_typed("python", sys.executable), came_by] if is_script else [_typed("slm-lab", came_by)]
+    return shlex.join([*door, file, spec.name, f"{verb}@{run.root}"])
+
+
+def _typed(name: str, program: str) -> str:
+    """The name where the shell finds that very program by it, else the program's path."""
+    path, here = Path(program).absolute(), Path.cwd()
+    if Path(shutil.which(name) or "").absolute() == path:
+        return name
+    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
 
 
 def versions() -> dict[str, Any]:

@@ -74,7 +74,7 @@ def test_a_second_signal_stops_at_once(lab):
     assert exit_code == 143, out
     assert "Traceback" not in out
     assert "stopped at once; go on from the last checkpoint with:\n" in out
-    assert f"  slm-lab specs.json dqn train@data/{lab.latest().name}\n" in out
+    assert f"slm-lab specs.json dqn train@data/{lab.latest().name}\n" in out
 
 
 def test_ctrl_c_in_a_terminal_leaves_it_clean(lab):

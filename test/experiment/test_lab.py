@@ -131,15 +131,22 @@ def test_a_data_folder_that_cannot_be_made_is_told(make_spec, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("door", "command"),
+    ("door", "found", "typed"),
     [
-        ("run_lab.py", "python run_lab.py 'my specs.json' small train@data/x"),
-        ("/usr/bin/slm-lab", "slm-lab 'my specs.json' small train@data/x"),
+        ("run_lab.py", "/here/.venv/bin/python", "python run_lab.py"),
+        ("run_lab.py", "/usr/bin/python", ".venv/bin/python run_lab.py"),
+        ("run_lab.py", None, ".venv/bin/python run_lab.py"),
+        ("/usr/bin/slm-lab", "/usr/bin/slm-lab", "slm-lab"),
+        ("/there/bin/slm-lab", None, "/there/bin/slm-lab"),
     ],
 )
-def test_the_next_command_goes_through_the_same_door(make_spec, monkeypatch, door, command):
+def test_the_next_command_works_where_it_was_printed(make_spec, monkeypatch, tmp_path, door, found, typed):
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", [door])
-    assert lab._command("my specs.json", make_spec(), "train", RunFolder("data/x")) == command
+    monkeypatch.setattr(sys, "executable", f"{tmp_path}/.venv/bin/python")
+    monkeypatch.setattr("shutil.which", lambda name: found and found.replace("/here", str(tmp_path)))
+    command = lab._command("my specs.json", make_spec(), "train", RunFolder("data/x"))
+    assert command == f"{typed} 'my specs.json' small train@data/x"
 
 
 HOLD = """
