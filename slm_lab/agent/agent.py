@@ -39,7 +39,8 @@ class Agent:
         `memory_folder`: where a memory on disk keeps its rows, a temporary folder if None."""
         settings = spec.agent.algorithm
         num_envs = spec.env.num_envs
-        site = Site(observation_space, action_space, seed, device_name(spec.meta.device), compile_pays(spec))
+        device = device_name(spec.meta.device)
+        site = Site(observation_space, action_space, seed, device, compile_pays(spec), num_envs)
         self.algorithm = registry.find("algorithm", settings.name)(settings, spec.agent.net, site)
         self.memory = None
         if self.algorithm.needs_learning:
@@ -64,6 +65,7 @@ class Agent:
     def remember(self, obs: Any, action: np.ndarray, step: Step) -> None:
         if self.memory is not None:
             self.memory.add(obs, action, step.reward, step.terminated, step.truncated, step.next_obs)
+            self.algorithm.remember(obs, action, step)
 
     def learn(self, frame: int) -> None:
         """As many learn rounds as are due at this frame."""

@@ -27,11 +27,11 @@ from slm_lab.agent.net.optim import (
     make_optimizer,
 )
 from slm_lab.agent.net.settings import NetSettings
+from slm_lab.lib.means import Means
 from slm_lab.types import Batch
 
 ENGINE = torch.autograd.Variable._execution_engine
 ERRORS = "errors"  # the one entry of a loss's info that has a row for each of the batch: (B,) TD errors for the memory
-MOST_RECORDS = 1000  # values that wait for `report` to take their mean
 WHOLE = ""  # in place of a child's name: the whole net
 Loss = Callable[[Callable, Callable, Batch, dict[str, Tensor]], tuple[Tensor, dict[str, Tensor]]]
 Told = tuple[Tensor, list[Tensor], dict[str, Tensor]]  # of a step: the loss, the gradient's norm in each group, info
@@ -104,10 +104,7 @@ class Learner:
         self._clip = clip_at_sight if self.device.type == "cpu" else clip
         self.opt_step = 0
         self._target_frame = 0
-        self._names: list[str] = []
-        self._recent: list[Tensor] = []  # what the last steps reported, one after the other
-        self._means: Tensor | None = None  # over the steps before them
-        self._count = 0
+        self.means = Means(self.device)  # of what the steps reported
         self._compiled = (
             CompiledStep(self.net, self.target, loss, self.groups, settings.clip_grad_val) if compiled else None
         )
@@ -135,10 +132,18 @@ class Learner:
             loss, norms, info = self._eager_step(batch, numbers)
         self.opt_step += 1
         errors = info.pop(ERRORS, None)
-        self._record({"loss": loss, "grad_norm": norms[0] if len(norms) == 1 else torch.stack(norms).norm(), **info})
+        self.means.add({"loss": loss, "grad_norm": norms[0] if len(norms) == 1 else torch.stack(norms).norm(), **info})
         if self.target is not self.net:
             self._follow(frame)
         return errors
+
+    def sharing(self, loss: Loss) -> Learner:
+        """A learner of the same parameters by the same optimizers, with another loss; counts and report are its own."""
+        other = copy.copy(self)
+        other.loss, other.opt_step, other.means = loss, 0, Means(self.device)
+        if self._compiled is not None:
+            other._compiled = CompiledStep(self.net, self.target, loss, self.groups, self.settings.clip_grad_val)
+        return other
 
     def to_device(self, batch: Batch) -> Batch:
         if self.device.type == "cpu":
@@ -151,12 +156,7 @@ class Learner:
 
     def report(self) -> dict[str, float]:
         """Means since the last call of loss, gradient norm and what the loss reports; {} if no step was taken."""
-        self._fold_records()
-        if self._means is None:
-            return {}
-        means = dict(zip(self._names, self._means.tolist(), strict=True))
-        self._names, self._means, self._count = [], None, 0
-        return means
+        return self.means.take()
 
     def _eager_step(self, batch: Batch, scalars: dict[str, Tensor]) -> Told:
         for group in self.groups:
@@ -174,25 +174,6 @@ class Learner:
         if self._one is None:
             self._one = torch.ones_like(loss)
         ENGINE.run_backward((loss,), (self._one,), False, False, (), allow_unreachable=True, accumulate_grad=True)
-
-    def _record(self, values: dict[str, Tensor]) -> None:
-        self._names = list(values)
-        self._recent += values.values()
-        if len(self._recent) > MOST_RECORDS:
-            self._fold_records()
-
-    def _fold_records(self) -> None:
-        """Bring the means up to date: the values wait as they are, for stacking them step by step takes longer."""
-        if not self._recent:
-            return
-        rows = torch.stack(self._recent).view(-1, len(self._names))
-        self._recent = []
-        self._count += len(rows)
-        mean = rows.mean(0)
-        if self._means is None:
-            self._means = mean
-        else:
-            self._means.lerp_(mean, len(rows) / self._count)
 
     @torch.no_grad()
     def _follow(self, frame: int) -> None:
@@ -215,12 +196,7 @@ class Learner:
             "optimizers": [optimizer_state(group.optimizer) for group in self.groups],
             "opt_step": self.opt_step,
             "target_frame": self._target_frame,
-            "report": {
-                "names": self._names,
-                "means": self._means,
-                "count": self._count,
-                "recent": torch.stack(self._recent) if self._recent else None,
-            },
+            "report": self.means.state_dict(),
         }
 
     @torch.no_grad()
@@ -233,10 +209,7 @@ class Learner:
             load_optimizer_state(group.optimizer, state)
         self.opt_step = tree["opt_step"]
         self._target_frame = tree["target_frame"]
-        report = tree["report"]
-        self._names, self._count = report["names"], report["count"]
-        self._means = None if report["means"] is None else report["means"].to(self.device, copy=True)
-        self._recent = [] if report["recent"] is None else list(report["recent"].to(self.device, copy=True).unbind())
+        self.means.load_state_dict(tree["report"])
 
     @torch.no_grad()
     def load_parameters(self, parameters: list[Tensor]) -> None:

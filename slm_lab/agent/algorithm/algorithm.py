@@ -17,6 +17,7 @@ from slm_lab.agent.net.settings import NetSettings
 from slm_lab.errors import Mistake
 from slm_lab.lib import seeds
 from slm_lab.spec.settings import Settings
+from slm_lab.types import Step
 
 
 class AlgorithmSettings(Settings):
@@ -52,6 +53,7 @@ class Site:
     seed: int
     device: str = "cpu"
     compiled: bool = False
+    num_envs: int = 1
 
 
 class Algorithm:
@@ -79,6 +81,9 @@ class Algorithm:
     def act(self, obs: Any, frame: int, explore: bool = True) -> np.ndarray:
         """(N, ...) actions for (N, ...) observations; without `explore`, the best ones known, and no random draw."""
         raise NotImplementedError
+
+    def remember(self, obs: Any, action: np.ndarray, step: Step) -> None:
+        """Keep of a vector step what the memory does not; most algorithms need nothing else."""
 
     def learn(self, memory: Any, frame: int) -> None:
         """One round of learning."""
