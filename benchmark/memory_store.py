@@ -65,19 +65,26 @@ def measure(rows: int, folder: Path, repeats: int) -> None:
         memory.load(saved)
         add(memory, rng)
         note(times, "write as few", lambda: write(folder / "few", few))
+        note(times, "a bare sync", lambda: write(folder / "byte", few[:1]))
         before = bytes_in(saved)
         note(times, "save new rows", lambda: memory.save(saved))
         written = bytes_in(saved) - before
     middle = {what: statistics.median(each) for what, each in times.items()}
     print(f"{rows} rows of {OBS}+{ACTION} float32, {content.nbytes / 1e6:.0f} MB; medians of {repeats}")
     for what, seconds in middle.items():
-        speed = "" if what in ("save new rows", "write as few") else f"  {content.nbytes / 1e9 / seconds:6.2f} GB/s"
+        speed = (
+            ""
+            if what in ("save new rows", "write as few", "a bare sync")
+            else f"  {content.nbytes / 1e9 / seconds:6.2f} GB/s"
+        )
         print(f"  {what:<14} {seconds * 1e3:8.1f} ms{speed}")
     for ours, theirs in (("save", "write"), ("load", "read"), ("load again", "read again")):
         print(f"{ours}: {middle[theirs] / middle[ours]:.0%} of numpy's speed")
     print(f"save of {NEW} new rows: {written / content.nbytes:.1%} of the bytes of a full one,", end=" ")
     print(f"{middle['save new rows'] / middle['save']:.1%} of its time", end=" ")
-    print(f"(as many bytes by numpy: {middle['write as few'] / middle['write']:.1%} of a whole; the rest is fsync)")
+    print(f"(as many bytes by numpy: {middle['write as few'] / middle['write']:.1%} of a whole)")
+    print(f"one byte and its sync: {middle['a bare sync'] / middle['save']:.1%} of a full save;", end=" ")
+    print("a save of new rows waits for three: the rows, the tree that tells of them, the folder")
 
 
 def make(rows: int):

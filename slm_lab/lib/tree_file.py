@@ -64,7 +64,7 @@ class LastTwo:
             self._latest_is_good = _readable(self.latest)
         if self._latest_is_good:  # a damaged one must not push out the good one before it
             self._latest_is_good = False  # until the new one is in its place
-            replace(self.latest, self.previous)
+            _rename(self.latest, self.previous)  # one sync is enough: each name alone, too, is of a whole file
         replace(temporary, self.latest)
         self._latest_is_good = True
 
@@ -109,11 +109,19 @@ def write_beside(path: Path, tree: Any) -> Path:
 
 
 def replace(temporary: Path, path: Path) -> None:
+    """Give a file its name, durably."""
+    _rename(temporary, path)
     try:
-        os.replace(temporary, path)
         sync_folder(path.parent)
     except OSError as error:
         raise RunError(f"{path}: cannot be written: {error}") from error
+
+
+def _rename(path: Path, to: Path) -> None:
+    try:
+        os.replace(path, to)
+    except OSError as error:
+        raise RunError(f"{to}: cannot be written: {error}") from error
 
 
 def _checksum(metadata: dict[str, str], arrays: dict[str, np.ndarray]) -> str:

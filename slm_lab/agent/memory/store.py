@@ -268,7 +268,8 @@ class _Plan:
                 total = sum_words(target.reshape(-1).view(np.uint32), at, total)
                 at += target.size // 4
                 links = target.view(np.int32)[:, ring.link_word]
-                own = np.flatnonzero(links >> FLAG_BITS)
+                own = np.flatnonzero(links)
+                own = own[links[own] >> FLAG_BITS > 0]
                 order = np.arange(own.size) if held is None else np.flatnonzero(held[own])
                 orders.append(found + order)
                 found += own.size
