@@ -115,7 +115,7 @@ def check_agent(
             found = memory.check(spec.agent.memory, observation_space, *goal_functions)
             mistakes += [Mistake(f"agent.memory.{mistake.path}".rstrip("."), mistake.problem) for mistake in found]
         mistakes += unfitting
-        mistakes += registry.find("net", spec.agent.net.type).check(observation_space)
+        mistakes += registry.find("net", spec.agent.net.type).check(spec.agent.net, observation_space)
         mistakes += _check_net(spec.agent, algorithm)
     return mistakes + check_place(spec.meta)
 

@@ -8,7 +8,9 @@ from typing import Literal
 import numpy as np
 from torch import Tensor, nn
 
-from slm_lab.agent.net.mlp import MLPNet, MLPNetSettings, numpy_linear
+from slm_lab.agent.net.conv import ConvNet, ConvNetSettings
+from slm_lab.agent.net.hidden import numpy_linear
+from slm_lab.agent.net.mlp import MLPNet, MLPNetSettings
 from slm_lab.agent.net.settings import Units
 
 
@@ -30,24 +32,17 @@ class DuelingHead(nn.Module):
         return (self.value(hidden).unsqueeze(-2) + advantage - advantage.mean(dim=-2, keepdim=True)).flatten(-2)
 
 
-class DuelingMLPNetSettings(MLPNetSettings):
-    type: Literal["DuelingMLPNet"] = "DuelingMLPNet"
+class DuelingHeads(MLPNet):
+    """Makes the `q` head of an MLPNet, or of a net built on it, dueling."""
 
-
-class DuelingMLPNet(MLPNet):
-    """An MLPNet whose `q` head is dueling."""
-
-    Settings = DuelingMLPNetSettings
     needs_head = "q"
 
-    @staticmethod
-    def make_head(name: str, width: int, units: Units) -> nn.Module:
-        return DuelingHead(width, units) if name == "q" else MLPNet.make_head(name, width, units)
+    def make_head(self, name: str, width: int, units: Units) -> nn.Module:
+        return DuelingHead(width, units) if name == "q" else super().make_head(name, width, units)
 
-    @staticmethod
-    def numpy_head(head: nn.Module) -> Callable[[np.ndarray], np.ndarray]:
+    def numpy_head(self, head: nn.Module) -> Callable[[np.ndarray], np.ndarray] | None:
         if not isinstance(head, DuelingHead):
-            return numpy_linear(head)
+            return super().numpy_head(head)
         value, advantage = numpy_linear(head.value), numpy_linear(head.advantage)
 
         def forward(hidden: np.ndarray) -> np.ndarray:
@@ -59,3 +54,19 @@ class DuelingMLPNet(MLPNet):
             return out.reshape(len(hidden), -1)
 
         return forward
+
+
+class DuelingMLPNetSettings(MLPNetSettings):
+    type: Literal["DuelingMLPNet"] = "DuelingMLPNet"
+
+
+class DuelingMLPNet(DuelingHeads):
+    Settings = DuelingMLPNetSettings
+
+
+class DuelingConvNetSettings(ConvNetSettings):
+    type: Literal["DuelingConvNet"] = "DuelingConvNet"
+
+
+class DuelingConvNet(DuelingHeads, ConvNet):
+    Settings = DuelingConvNetSettings

@@ -5,7 +5,8 @@ from gymnasium import spaces
 from pydantic import ValidationError
 
 from slm_lab.agent.net.dueling import DuelingMLPNet
-from slm_lab.agent.net.mlp import ACTIVATIONS, NUMPY_ACTIVATIONS, MLPNet
+from slm_lab.agent.net.hidden import ACTIVATIONS, NUMPY_ACTIVATIONS
+from slm_lab.agent.net.mlp import MLPNet
 
 PLANE = spaces.Box(-10, 10, (2,), np.float32)
 
@@ -28,14 +29,14 @@ def test_one_head_gives_its_tensor_and_several_a_tuple_in_their_order():
 
 
 def test_hidden_layers_are_those_of_the_spec():
-    layers = [layer for layer in net(hid_layers=[8, 4]).body if isinstance(layer, torch.nn.Linear)]
+    layers = net(hid_layers=[8, 4]).body.layers
     assert [(layer.in_features, layer.out_features) for layer in layers] == [(2, 8), (8, 4)]
-    assert len(net(hid_layers=[]).body) == 0
+    assert len(net(hid_layers=[]).body.layers) == 0
 
 
 def test_forward_by_hand():
     ours = net(hid_layers=[2], heads={"q": 1})
-    fill(ours.body[0], [[1.0, 2.0], [-1.0, 0.0]], [0.5, 0.0])
+    fill(ours.body.layers[0], [[1.0, 2.0], [-1.0, 0.0]], [0.5, 0.0])
     fill(ours.heads["q"], [[2.0, 10.0]], [-1.0])
     # hidden: relu(1 + 2 + 0.5) = 3.5 and relu(-1) = 0; out: 2 * 3.5 - 1
     assert ours(torch.tensor([[1.0, 1.0]])).tolist() == [[6.0]]
@@ -112,8 +113,8 @@ def test_discrete_observations_are_one_hot_from_the_spaces_first_class():
 )
 def test_observations_are_flattened_and_made_floats(space, width):
     ours = net(space)
-    assert MLPNet.check(space) == []
-    assert ours.body[0].in_features == width
+    assert MLPNet.check(MLPNet.Settings(), space) == []
+    assert ours.body.layers[0].in_features == width
     obs = np.stack([space.sample() for _ in range(5)])
     with torch.no_grad():
         expected = ours(torch.from_numpy(obs))
@@ -125,19 +126,19 @@ def test_observations_are_flattened_and_made_floats(space, width):
     ("space", "told"),
     [
         (spaces.Box(0, 255, (84, 84, 3), np.uint8), "images of (84, 84, 3)"),
-        (spaces.Dict({"a": PLANE}), "several parts"),
-        (spaces.MultiBinary(3), "the env's are MultiBinary"),
+        (spaces.Dict({"a": PLANE, "b": spaces.Text(3)}), "the part 'b' is Text"),
+        (spaces.Text(3), "the env's are Text"),
     ],
 )
 def test_observations_that_do_not_fit_are_told(space, told):
-    (mistake,) = MLPNet.check(space)
+    (mistake,) = MLPNet.check(MLPNet.Settings(), space)
     assert mistake.path == "agent.net.type"
     assert told in mistake.problem
 
 
 def test_init_fn_fills_the_weights_and_zeroes_the_biases():
     ours = net(init_fn="orthogonal_", hid_layers=[2], heads={"policy": 2, "value": 1})
-    hidden, policy, value = ours.body[0], ours.heads["policy"], ours.heads["value"]
+    hidden, policy, value = ours.body.layers[0], ours.heads["policy"], ours.heads["value"]
     eye = torch.eye(2)
     torch.testing.assert_close(hidden.weight @ hidden.weight.T, 2 * eye)  # relu: gain sqrt(2)
     torch.testing.assert_close(policy.weight @ policy.weight.T, 1e-4 * eye)
