@@ -24,6 +24,8 @@ TABLES: dict[str, dict[str, str]] = {
         "Reinforce": "slm_lab.agent.algorithm.reinforce:Reinforce",
         "ActorCritic": "slm_lab.agent.algorithm.actor_critic:ActorCritic",
         "PPO": "slm_lab.agent.algorithm.ppo:PPO",
+        "SIL": "slm_lab.agent.algorithm.sil:SIL",
+        "PPOSIL": "slm_lab.agent.algorithm.sil:PPOSIL",
     },
     "memory": {
         "Replay": "slm_lab.agent.memory.presets:Replay",

@@ -8,6 +8,7 @@ from typing import Any
 from slm_lab.errors import Mistake
 
 LISTED = ("agent", "env")  # lists of one in SLM Lab v4
+OF_SIL_MEMORY = ("batch_size", "max_size", "use_cer")
 LARGEST = 100_000  # values in one spec
 DEEPEST = 64
 
@@ -25,7 +26,19 @@ def flatten(tree: dict[str, Any]) -> tuple[dict[str, Any], list[Mistake]]:
                 Mistake(key, f"a list of {len(block)}; a spec has one {key}: give its block, or a list of one")
             )
             del flat[key]
+    if isinstance(flat.get("agent"), dict):
+        flat["agent"] = _with_memory_to_imitate(flat["agent"])
     return flat, found
+
+
+def _with_memory_to_imitate(agent: dict[str, Any]) -> dict[str, Any]:
+    """SLM Lab tells in the memory block of a SIL agent also of its second memory, the algorithm's own `sil_memory`."""
+    algorithm, memory = agent.get("algorithm"), agent.get("memory")
+    if not isinstance(algorithm, dict) or not isinstance(memory, dict) or "sil_replay_name" not in memory:
+        return agent
+    own = {"name": memory["sil_replay_name"], **{key: memory[key] for key in OF_SIL_MEMORY if key in memory}}
+    rest = {key: value for key, value in memory.items() if key not in ("sil_replay_name", *OF_SIL_MEMORY)}
+    return {**agent, "algorithm": {"sil_memory": own, **algorithm}, "memory": rest}
 
 
 def _mistakes_of_body(body: Any) -> list[Mistake]:

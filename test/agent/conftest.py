@@ -19,6 +19,8 @@ MEMORIES = {
     "Reinforce": "OnPolicyReplay",
     "ActorCritic": "OnPolicyBatchReplay",
     "PPO": "OnPolicyBatchReplay",
+    "SIL": "OnPolicyReplay",
+    "PPOSIL": "OnPolicyBatchReplay",
 }
 
 

@@ -295,3 +295,14 @@ def test_a_compiled_step_is_the_eager_step(lab, name, keys):
     for one, other in zip(compiled.algorithm.learner.groups, eager.algorithm.learner.groups, strict=True):
         torch.testing.assert_close(one.flat, other.flat, rtol=1e-4, atol=1e-5)
     assert compiled.algorithm.report(20) == pytest.approx(eager.algorithm.report(20), rel=1e-3, abs=1e-5)
+
+
+def test_a_second_loss_trains_the_same_parameters_with_counts_and_a_report_of_its_own():
+    learner = make()
+    other = learner.sharing(lambda net, target, batch, scalars: ((0.5 * net(batch.obs)).mean(), {}))
+    learner.step(BATCH, 1)
+    other.step(BATCH, 1)
+    assert learner.net.weight.item() == 2 - 0.5 * 2 - 0.5 * 1
+    assert (learner.opt_step, other.opt_step) == (1, 1)
+    assert learner.report() == {"loss": 4, "grad_norm": 2}
+    assert other.report() == {"loss": 1, "grad_norm": 1}  # half of 1 * (1 + 3) / 2
