@@ -83,6 +83,10 @@ class Agent:
         if self.memory is not None and self.memory.ring.store is not None:
             self.memory.ring.store.confirm()
 
+    def describe_memory(self) -> dict:
+        """What the memory holds, as JSON values; nothing where there is no memory."""
+        return {} if self.memory is None else self.memory.describe()
+
     def close(self) -> None:
         if self.memory is not None:
             self.memory.close()

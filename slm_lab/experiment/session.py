@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -137,12 +138,14 @@ class Session:
             self._report()
 
     def _take_stock(self) -> None:
-        """Evaluate, save, draw, report."""
+        """Evaluate, look into the memory, save, draw, report."""
         self.unsaved = ""
         with self.clock.paused():
             self._evaluate()
             if self.evaluation_due:
                 return  # a stop was asked for
+            if held := self.agent.describe_memory():
+                self.logbook.note(f"frame {self.clock.frame}: memory {json.dumps(held)}")
             self._save()
             if self.clock.wall_time - self._drawn_at > SECONDS_BETWEEN_PICTURES:
                 self._draw()

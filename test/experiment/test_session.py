@@ -1,4 +1,5 @@
 import errno
+import json
 import os
 
 import numpy as np
@@ -286,3 +287,12 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_it_goes_on(make_spec, m
     run(spec, folder, ear)
     assert "going on from the one before it" in ear.warnings[0]
     assert_same(whole, folder)
+
+
+def test_each_evaluation_leaves_in_the_log_what_the_memory_holds(make_spec, make_folder, ear):
+    folder = make_folder()
+    run(make_spec("DoubleDQN", env={"max_frame": 96}, eval_frequency=48), folder, ear)
+    lines = [line.split("memory ", 1)[1] for line in folder.log_file.read_text().splitlines() if ": memory {" in line]
+    held = [json.loads(line) for line in lines]
+    assert [each["size"] for each in held] == [48, 96]
+    assert held[0]["name"] == "PrioritizedReplay" and held[0]["age"]["max"] == 47 and "priority" in held[0]
