@@ -150,6 +150,8 @@ class Store:
                 segments.append(last)
                 self._next += 1
             until = np.minimum(start + most - (last.stop[0] - last.start[0] if last.even else 0), stop)
+            if (stop - start).max() <= most:  # not the last few to this segment and the next few to a new one
+                until = stop
             segments[-1] = self._append(ring, last, start, until, disk, syncing)
             start = until
         return segments, syncing
