@@ -29,6 +29,25 @@ AGENTS = {
         "memory": {"name": "OnPolicyBatchReplay"},
         "net": NET,
     },
+    "SARSA": {
+        "algorithm": {"name": "SARSA", "training_frequency": 8, "lam": 0.5, "minibatch_size": 8},
+        "memory": {"name": "OnPolicyBatchReplay"},
+        "net": NET,
+    },
+    "C51": {
+        "algorithm": {"name": "C51", "training_frequency": 4, "num_atoms": 5},
+        "memory": {"name": "PrioritizedReplay", "max_size": 200, "batch_size": 8},
+        "net": NET,
+    },
+    "PPOSIL": {
+        "algorithm": {
+            "name": "PPOSIL",
+            "time_horizon": 16,
+            "sil_memory": {"name": "PrioritizedReplay", "max_size": 50, "batch_size": 8},
+        },
+        "memory": {"name": "OnPolicyBatchReplay"},
+        "net": NET,
+    },
 }
 
 
