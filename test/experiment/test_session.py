@@ -62,8 +62,10 @@ def numbers(tree):
 
 @pytest.mark.parametrize(
     ("name", "num_envs"),
-    [("DQN", 1), ("DoubleDQN", 4), ("PPO", 4), ("Reinforce", 1), ("ActorCritic", 2), ("Random", 3)]
-    + [("SARSA", 2), ("C51", 1), ("PPOSIL", 2)],
+    [
+        *(("DQN", 1), ("DoubleDQN", 4), ("C51", 1), ("SARSA", 2), ("Reinforce", 1), ("ActorCritic", 2)),
+        *(("PPO", 4), ("PPOSIL", 2), ("Random", 3)),
+    ],
 )
 def test_a_run_that_was_stopped_twice_ends_like_one_that_never_was(make_spec, make_folder, ear, name, num_envs):
     spec, whole, broken = make_spec(name, env={"num_envs": num_envs}), make_folder(), make_folder()
