@@ -3,6 +3,7 @@
 The parameters of each optimizer lie in one flat tensor and the nets are views of it, so that clipping, the optimizer
 and the target update are single operations whatever the number of layers. A loss is a function
 ``loss(net, target, batch, scalars) -> (loss, info)`` of callables and tensors alone, the same one eager or compiled.
+Where several nets learn, each has a learner, and sees the others through `frozen`.
 """
 
 from __future__ import annotations
@@ -49,6 +50,16 @@ def flatten(module: nn.Module, *, trained: bool) -> nn.Parameter:
         for parameter, grad in zip(parameters, flat.grad.split(sizes), strict=True):
             parameter.grad = grad.view(parameter.shape)
     return flat
+
+
+def frozen(net: nn.Module) -> nn.Module:
+    """The same net over the same parameters, which gradients pass by; only after a learner has made views of them."""
+    other = copy.deepcopy(net).requires_grad_(False).eval()
+    for own, shared in zip(other.parameters(), net.parameters(), strict=True):
+        own.data = shared.data
+    for part, shared_part in zip(other.modules(), net.modules(), strict=True):
+        part._buffers = shared_part._buffers  # the dict itself: its tensors may be exchanged for others
+    return other
 
 
 @dataclasses.dataclass
@@ -120,8 +131,11 @@ class Learner:
             arithmetic(spec),
         )
 
-    def step(self, batch: Batch, frame: int, **scalars: float) -> Tensor | None:
-        """One update at this frame; returns the (B,) errors of the batch's rows if the loss reports them."""
+    def step(self, batch: Batch, frame: int, *, follow: bool = True, **scalars: float) -> Tensor | None:
+        """One update at this frame; returns the (B,) errors of the batch's rows if the loss reports them.
+
+        `follow`: the target net may be brought up to date, if it is time.
+        """
         batch = self.to_device(batch)
         numbers = {name: torch.tensor(value, device=self.device) for name, value in scalars.items()}
         for group in self.groups:
@@ -133,7 +147,7 @@ class Learner:
         self.opt_step += 1
         errors = info.pop(ERRORS, None)
         self.means.add({"loss": loss, "grad_norm": norms[0] if len(norms) == 1 else torch.stack(norms).norm(), **info})
-        if self.target is not self.net:
+        if follow and self.target is not self.net:
             self._follow(frame)
         return errors
 
@@ -285,8 +299,8 @@ class CompiledStep:
             views = self._views(flats)
             target_views = self._views(targets) if targets else views
             return self.loss(
-                lambda obs: functional_call(self.net, views, (obs,)),
-                lambda obs: functional_call(self.target, target_views, (obs,)),
+                lambda *inputs: functional_call(self.net, views, inputs),
+                lambda *inputs: functional_call(self.target, target_views, inputs),
                 batch,
                 scalars,
             )

@@ -66,8 +66,8 @@ class Checks:
 
     def watch(self, agent: Agent, env: VectorEnv) -> Agent:
         self.agent = WatchedAgent(agent, env, self)
-        if agent.algorithm.learner is not None:
-            self._watch_learner(agent.algorithm.learner)
+        for learner in agent.algorithm.learners:
+            self._watch_learner(learner)
         return self.agent
 
     def fault(self, check: str, text: str) -> None:
@@ -80,8 +80,8 @@ class Checks:
             self._verdict("actions", "" if self.rows else "no step was taken", self._share("actions", "clipped")),
             self._verdict("observations", "", self._share("observations", "passed on as they are")),
         ]
-        learner = self.agent.algorithm.learner
-        if learner is None:
+        learners = self.agent.algorithm.learners
+        if not learners:
             return [*found, Verdict("learning", True, "none, as the algorithm wants it")]
         late = (
             f"no learn step in {self.rows} frames; is training_frequency, batch_size or training_start_step too high?"
@@ -89,7 +89,7 @@ class Checks:
         found.append(self._verdict("memory", "", f"ok, {self.rows} rows fit its fields"))
         found.append(self._verdict("learning", "" if self.learn_steps else late, f"ok, {self.learn_steps} learn steps"))
         if self.learn_steps:
-            still = self._unchanged(learner)
+            still = self._unchanged(learners)
             found.append(self._verdict("loss", "", "ok, always finite"))
             found.append(self._verdict("gradients", "", "ok, always finite"))
             found.append(self._verdict("parameters", still, "ok, changed by every optimizer"))
@@ -104,10 +104,11 @@ class Checks:
             return "ok, inside the env's space"
         return f"note: {self.outside[what]} of {self.rows} lie outside the env's space; they are {fate}"
 
-    def _unchanged(self, learner: Learner) -> str:
+    def _unchanged(self, learners: list[Learner]) -> str:
+        all_now = [values for learner in learners for values in parameters(learner)]
         still = [
             str(place)
-            for place, (now, initial) in enumerate(zip(parameters(learner), self._initial, strict=True))
+            for place, (now, initial) in enumerate(zip(all_now, self._initial, strict=True))
             if torch.equal(now, initial)
         ]
         if not still:
@@ -115,7 +116,7 @@ class Checks:
         return f"optimizer {' and '.join(still)} has changed nothing; is its lr 0, or its net not part of the loss?"
 
     def _watch_learner(self, learner: Learner) -> None:
-        self._initial = parameters(learner)
+        self._initial += parameters(learner)
         loss_of, step = learner.loss, learner.step
 
         def watched_loss(*arguments: Any) -> Any:

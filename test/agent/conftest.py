@@ -71,8 +71,14 @@ class Lab:
         env = {"name": "CartPole-v1", "num_envs": num_envs, "max_frame": max_frame}
         return read_spec({"agent": agent, "env": env, "meta": blocks.get("meta_", {})}, "test")
 
+    @staticmethod
+    def action_space(algorithm: str) -> spaces.Space:
+        """The simplest that the algorithm takes."""
+        return PUSH if algorithm in ("DDPG", "TD3") else TWO
+
     @classmethod
-    def agent(cls, algorithm: str, *, obs_space=PLANE, action_space=TWO, seed: int = 0, **spec) -> Agent:
+    def agent(cls, algorithm: str, *, obs_space=PLANE, action_space=None, seed: int = 0, **spec) -> Agent:
+        action_space = action_space or cls.action_space(algorithm)
         return Agent(cls.spec(algorithm, **spec), obs_space, action_space, seed)
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from gymnasium import spaces
 from torch import nn
 
 from slm_lab.agent.agent import has_compiler
@@ -277,6 +278,10 @@ def test_a_new_learner_can_be_saved_before_its_first_step(tmp_path):
 
 
 @pytest.mark.skipif(not has_compiler(), reason="no C++ compiler on the PATH, which torch.compile needs")
+def groups_of(agent):
+    return [group for learner in agent.algorithm.learners for group in learner.groups]
+
+
 @pytest.mark.parametrize(
     ("name", "keys"),
     [
@@ -285,6 +290,9 @@ def test_a_new_learner_can_be_saved_before_its_first_step(tmp_path):
         ("DoubleDQN", {"net_": {"type": "DuelingMLPNet", "clip_grad_val": 0.1}}),
         # torch takes the step of its own optimizer
         ("DQN", {"net_": {"optim_spec": {"name": "SGD", "lr": 0.01, "momentum": 0.9}}}),
+        # two learners that see each other's nets
+        ("SAC", {"action_space": spaces.Box(-2, 2, (1,))}),
+        ("TD3", {}),
     ],
 )
 def test_a_compiled_step_is_the_eager_step(lab, name, keys):
@@ -292,7 +300,7 @@ def test_a_compiled_step_is_the_eager_step(lab, name, keys):
     for agent in (eager, compiled):
         lab.Life().go_on(agent, 10)
     assert compiled.algorithm.opt_step == eager.algorithm.opt_step > 10
-    for one, other in zip(compiled.algorithm.learner.groups, eager.algorithm.learner.groups, strict=True):
+    for one, other in zip(groups_of(compiled), groups_of(eager), strict=True):
         torch.testing.assert_close(one.flat, other.flat, rtol=1e-4, atol=1e-5)
     assert compiled.algorithm.report(20) == pytest.approx(eager.algorithm.report(20), rel=1e-3, abs=1e-5)
 

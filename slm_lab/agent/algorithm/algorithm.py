@@ -68,6 +68,7 @@ class Algorithm:
     learner: Learner | None = None
 
     def __init__(self, settings: Any, net_settings: NetSettings | None, site: Site):
+        self.others: dict[str, Learner] = {}  # further learners, by what their columns of the table begin with
         self.settings = settings
         self.net_settings = net_settings
         self.site = site
@@ -96,7 +97,19 @@ class Algorithm:
     def report(self, frame: int) -> dict[str, float]:
         """Means since the last call of what learning reports, and the schedules' present values."""
         learned = {} if self.learner is None else {**self.learner.report(), "lr": self.learner.learning_rate(frame)}
+        for name, learner in self.others.items():
+            means = learner.report()
+            learned |= {f"{name}_{column}" if column in learned else column: mean for column, mean in means.items()}
         return {**learned, **self.variables(frame)}
+
+    @property
+    def learners(self) -> list[Learner]:
+        return [] if self.learner is None else [self.learner, *self.others.values()]
+
+    @property
+    def acting(self) -> Learner | None:
+        """The learner of the net that acting needs."""
+        return self.learner
 
     @property
     def opt_step(self) -> int:
@@ -104,20 +117,23 @@ class Algorithm:
 
     def state_dict(self) -> dict:
         learner = None if self.learner is None else self.learner.state_dict()
-        return {"learner": learner, "rng": seeds.generator_state(self.rng)}
+        others = {name: other.state_dict() for name, other in self.others.items()}
+        return {"learner": learner, "others": others, "rng": seeds.generator_state(self.rng)}
 
     def load_state_dict(self, tree: dict) -> None:
         if self.learner is not None:
             self.learner.load_state_dict(tree["learner"])
+        for name, other in self.others.items():
+            other.load_state_dict(tree["others"][name])
         seeds.set_generator_state(self.rng, tree["rng"])
 
     def policy_state(self) -> dict:
         """The part of the state that acting needs."""
-        return {"parameters": [] if self.learner is None else self.learner.state_dict()["parameters"]}
+        return {"parameters": [] if self.acting is None else self.acting.state_dict()["parameters"]}
 
     def load_policy_state(self, tree: dict) -> None:
-        if self.learner is not None:
-            self.learner.load_parameters(tree["parameters"])
+        if self.acting is not None:
+            self.acting.load_parameters(tree["parameters"])
 
 
 def seeded_net(seed: int, make: Callable[[], nn.Module]) -> nn.Module:
