@@ -298,5 +298,6 @@ def test_each_evaluation_leaves_in_the_log_what_the_memory_holds(make_spec, make
     lines = [line.split("memory ", 1)[1] for line in folder.log_file.read_text().splitlines() if ": memory {" in line]
     held = [json.loads(line) for line in lines]
     assert [each["size"] for each in held] == [48, 96]
-    assert held[0]["name"] == "PrioritizedReplay" and held[0]["age"]["max"] == 47
+    assert held[0]["name"] == "PrioritizedReplay"
+    assert held[0]["age"]["max"] == 47
     assert "priority" in held[0]
