@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -105,6 +106,9 @@ class Learner:
         """
         self.device = torch.device(device)
         self.net = net.to(self.device)
+        self.has_buffers = any(True for _ in net.buffers())  # such as a batch norm's running means
+        if self.has_buffers:
+            self.net.eval()  # all but the learn step uses what it has learned, and changes nothing
         self.loss = loss
         self.settings = settings
         self.target = copy.deepcopy(self.net).requires_grad_(False) if has_target else self.net
@@ -140,10 +144,14 @@ class Learner:
         numbers = {name: torch.tensor(value, device=self.device) for name, value in scalars.items()}
         for group in self.groups:
             group.set_learning_rate(frame)
+        if self.has_buffers:
+            self.net.train()
         if self._compiled is not None and self._compiled.fits(batch):
             loss, norms, info = self._compiled(batch, numbers)
         else:
             loss, norms, info = self._eager_step(batch, numbers)
+        if self.has_buffers:
+            self.net.eval()
         self.opt_step += 1
         errors = info.pop(ERRORS, None)
         self.means.add({"loss": loss, "grad_norm": norms[0] if len(norms) == 1 else torch.stack(norms).norm(), **info})
@@ -175,8 +183,11 @@ class Learner:
     def _eager_step(self, batch: Batch, scalars: dict[str, Tensor]) -> Told:
         for group in self.groups:
             group.flat.grad.zero_()
-        loss, info = self.loss(self.net, self.target, batch, scalars)
+        buffers = dict(self.net.named_buffers()) if self.has_buffers else {}
+        net = partial(call, self.net, buffers) if buffers else self.net
+        loss, info = self.loss(net, net if self.target is self.net else self.target, batch, scalars)
         self._backward(loss)
+        keep_buffers(self.net, buffers)
         norms = [self._clip(group.flat.grad, self.settings.clip_grad_val) for group in self.groups]
         for group in self.groups:
             group.step()
@@ -197,16 +208,21 @@ class Learner:
             if frame // every == self._target_frame // every:
                 return
             self._target_frame = frame
-        for group in self.groups:
-            if self.settings.update_type == "replace":
-                group.target.copy_(group.flat)
+        pairs = [(group.target, group.flat) for group in self.groups]
+        if self.has_buffers:
+            pairs += zip(self.target.buffers(), self.net.buffers(), strict=True)
+        for target, values in pairs:
+            if self.settings.update_type == "replace" or not values.is_floating_point():
+                target.copy_(values)
             else:
-                group.target.lerp_(group.flat, self.settings.polyak_coef)
+                target.lerp_(values, self.settings.polyak_coef)
 
     def state_dict(self) -> dict:
         return {
             "parameters": [group.flat.detach() for group in self.groups],
             "targets": [group.target.detach() for group in self.groups if group.target is not None],
+            "buffers": list(self.net.buffers()),
+            "target_buffers": [] if self.target is self.net else list(self.target.buffers()),
             "optimizers": [optimizer_state(group.optimizer) for group in self.groups],
             "opt_step": self.opt_step,
             "target_frame": self._target_frame,
@@ -215,9 +231,11 @@ class Learner:
 
     @torch.no_grad()
     def load_state_dict(self, tree: dict) -> None:
-        self.load_parameters(tree["parameters"])
+        self.load_parameters(tree["parameters"], tree["buffers"])
         targets = [group.target for group in self.groups if group.target is not None]
-        for target, values in zip(targets, tree["targets"], strict=True):
+        if self.target is not self.net:
+            targets += self.target.buffers()
+        for target, values in zip(targets, tree["targets"] + tree["target_buffers"], strict=True):
             target.copy_(values)
         for group, state in zip(self.groups, tree["optimizers"], strict=True):
             load_optimizer_state(group.optimizer, state)
@@ -226,10 +244,12 @@ class Learner:
         self.means.load_state_dict(tree["report"])
 
     @torch.no_grad()
-    def load_parameters(self, parameters: list[Tensor]) -> None:
-        """One flat tensor for each optimizer, as `state_dict` gives them: enough to act."""
+    def load_parameters(self, parameters: list[Tensor], buffers: list[Tensor]) -> None:
+        """One flat tensor for each optimizer and the net's buffers, as `state_dict` gives them: enough to act."""
         for group, values in zip(self.groups, parameters, strict=True):
             group.flat.copy_(values)
+        for buffer, values in zip(self.net.buffers(), buffers, strict=True):
+            buffer.copy_(values)
 
 
 def clip(grad: Tensor, largest: float | None) -> Tensor:
@@ -246,6 +266,18 @@ def clip_at_sight(grad: Tensor, largest: float | None) -> Tensor:
     if largest is not None and (seen := norm.item()) > largest:
         grad.mul_(largest / seen)
     return norm
+
+
+def call(net: nn.Module, tensors: dict[str, Tensor], *inputs: Any) -> Any:
+    """What the net puts out with these tensors in place of its own; buffers that it would set go to `tensors`."""
+    return functional_call(net, tensors, inputs)
+
+
+@torch.no_grad()
+def keep_buffers(net: nn.Module, buffers: dict[str, Tensor]) -> None:
+    """In place, for others may share them."""
+    for name, values in buffers.items():
+        net.get_buffer(name).copy_(values)
 
 
 class CompiledStep:
@@ -277,36 +309,44 @@ class CompiledStep:
         if self._with_optimizers:
             states = [adam_state(group.optimizer, group.flat) for group in self.groups]
             rates = [group.lr for group in self.groups]
-            return self._function(flats, targets, columns, scalars, states, rates)
-        grads, told = self._function(flats, targets, columns, scalars)
+            told, buffers = self._function(flats, targets, self._buffers(), columns, scalars, states, rates)
+            keep_buffers(self.net, buffers)
+            return told
+        grads, told, buffers = self._function(flats, targets, self._buffers(), columns, scalars)
         for group, grad in zip(self.groups, grads, strict=True):
             group.flat.grad.copy_(grad)
             group.step()
+        keep_buffers(self.net, buffers)
         return told
 
-    def _whole_step(self, flats, targets, columns, scalars, states, rates) -> Told:
+    def _whole_step(self, flats, targets, buffers, columns, scalars, states, rates):
         """Changes the parameters and the optimizers' states in place."""
-        grads, told = self._gradients(flats, targets, columns, scalars)
+        grads, told, buffers = self._gradients(flats, targets, buffers, columns, scalars)
         for optimizer, *values in zip(self._optimizers, flats, grads, states, rates, strict=True):
             optimizer(*values)
-        return told
+        return told, buffers
 
-    def _gradients(self, flats: list[Tensor], targets: list[Tensor], columns: dict, scalars: dict[str, Tensor]):
-        """Pure: the gradient for each flat tensor, and what goes with them."""
+    def _gradients(self, flats, targets, buffers, columns: dict, scalars: dict[str, Tensor]):
+        """Pure: the gradient for each flat tensor, what goes with them, and the net's new buffers."""
         batch = Batch(**columns)
+        own, targets_own = buffers
 
         def loss_of(flats: list[Tensor]):
-            views = self._views(flats)
-            target_views = self._views(targets) if targets else views
-            return self.loss(
-                lambda *inputs: functional_call(self.net, views, inputs),
-                lambda *inputs: functional_call(self.target, target_views, inputs),
+            views = self._views(flats) | own
+            target_views = self._views(targets) | targets_own if targets else views
+            loss, info = self.loss(
+                partial(call, self.net, views),
+                partial(call, self.target, target_views),
                 batch,
                 scalars,
             )
+            return loss, (info, {name: views[name].detach() for name in own})  # calls put their new buffers in `views`
 
-        grads, (loss, info) = grad_and_value(loss_of, has_aux=True)(flats)
-        return grads, (loss, [clip(grad, self.clip_grad_val) for grad in grads], info)
+        grads, (loss, (info, new)) = grad_and_value(loss_of, has_aux=True)(flats)
+        return grads, (loss, [clip(grad, self.clip_grad_val) for grad in grads], info), new
+
+    def _buffers(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        return dict(self.net.named_buffers()), dict(self.target.named_buffers())
 
     def _views(self, flats: list[Tensor]) -> dict[str, Tensor]:
         return {

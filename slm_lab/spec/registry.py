@@ -45,6 +45,9 @@ TABLES: dict[str, dict[str, str]] = {
     "net": {
         "MLPNet": "slm_lab.agent.net.mlp:MLPNet",
         "DuelingMLPNet": "slm_lab.agent.net.dueling:DuelingMLPNet",
+        "ConvNet": "slm_lab.agent.net.conv:ConvNet",
+        "DuelingConvNet": "slm_lab.agent.net.dueling:DuelingConvNet",
+        "HydraMLPNet": "slm_lab.agent.net.hydra:HydraMLPNet",
     },
 }
 

@@ -22,6 +22,11 @@ MEMORIES = {
     "SIL": "OnPolicyReplay",
     "PPOSIL": "OnPolicyBatchReplay",
 }
+LAYERS = {  # of nets whose layers are not simply `hid_layers`
+    "ConvNet": {"conv_hid_layers": [[3, 3, 2]], "fc_hid_layers": [4]},
+    "DuelingConvNet": {"conv_hid_layers": [[3, 3, 2]], "fc_hid_layers": [4]},
+    "HydraMLPNet": {"hid_layers": [[], [4], []]},
+}
 
 
 class Life:
@@ -67,7 +72,8 @@ class Lab:
             if memory == "HindsightReplay":
                 small |= {"achieved": [0, 1], "desired": [1, 2], "reward_fn": "sparse"}
             agent["memory"] = {"name": memory, **small, **blocks.get("memory_", {})}
-            agent["net"] = {"type": "MLPNet", "hid_layers": [4], **blocks.get("net_", {})}
+            net = blocks.get("net_", {})
+            agent["net"] = {"type": "MLPNet", **LAYERS.get(net.get("type"), {"hid_layers": [4]}), **net}
         env = {"name": "CartPole-v1", "num_envs": num_envs, "max_frame": max_frame}
         return read_spec({"agent": agent, "env": env, "meta": blocks.get("meta_", {})}, "test")
 

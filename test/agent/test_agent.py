@@ -22,6 +22,7 @@ FITTING = [
     if registry.find("algorithm", algorithm).on_policy == registry.find("memory", memory).on_policy
     and registry.find("algorithm", algorithm).learns_from == registry.find("memory", memory).gives
     and registry.find("net", net).needs_head in (None, *registry.find("algorithm", algorithm).heads)
+    and not registry.find("net", net).check(registry.find("net", net).Settings(), BOX)  # nets for images: test_nets.py
 ]
 
 

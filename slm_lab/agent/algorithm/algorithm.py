@@ -129,11 +129,12 @@ class Algorithm:
 
     def policy_state(self) -> dict:
         """The part of the state that acting needs."""
-        return {"parameters": [] if self.acting is None else self.acting.state_dict()["parameters"]}
+        learner = {"parameters": [], "buffers": []} if self.acting is None else self.acting.state_dict()
+        return {"parameters": learner["parameters"], "buffers": learner["buffers"]}
 
     def load_policy_state(self, tree: dict) -> None:
         if self.acting is not None:
-            self.acting.load_parameters(tree["parameters"])
+            self.acting.load_parameters(tree["parameters"], tree.get("buffers", []))
 
 
 def seeded_net(seed: int, make: Callable[[], nn.Module]) -> nn.Module:
@@ -151,7 +152,11 @@ def acting_forward(
         return fast
 
     @torch.no_grad()
-    def through_torch(obs: np.ndarray) -> np.ndarray:
-        return forward(torch.as_tensor(obs, device=device)).cpu().numpy()
+    def through_torch(obs: Any) -> np.ndarray:
+        if isinstance(obs, dict):
+            on_device: Any = {name: torch.as_tensor(part, device=device) for name, part in obs.items()}
+        else:
+            on_device = torch.as_tensor(obs, device=device)
+        return forward(on_device).cpu().numpy()
 
     return through_torch

@@ -22,6 +22,11 @@ ConvLayers = list[list[int]]
 FLAT = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
 
+def filled(layer: list[int]) -> list[int]:
+    """The five numbers of a convolution, of which the last three may have been left out."""
+    return [*layer, *[1, 0, 1][len(layer) - 2 :]]
+
+
 class ConvKeys(Settings):
     """The keys of convolutions, wherever they stand."""
 
@@ -38,8 +43,8 @@ class ConvKeys(Settings):
         for layer in layers:
             if not 2 <= len(layer) <= 5:
                 raise ValueError(f"{layer} is not [channels, kernel, stride, padding, dilation]")
-            filled = (layer + [1, 0, 1][len(layer) - 2 :])[:5]
-            if min(filled[:3]) < 1 or filled[3] < 0 or filled[4] < 1:
+            *ones, padding, dilation = filled(layer)
+            if min(*ones, dilation) < 1 or padding < 0:
                 raise ValueError(f"{layer}: padding is at least 0, all other numbers at least 1")
         return layers
 
@@ -144,8 +149,10 @@ class Images(nn.Module):
         self.scale = 1 / 255 if keys.normalize and (space.high == 255).all() else 1.0
         self.convolutions, self.norms = nn.ModuleList(), nn.ModuleList()
         channels = self.shape[0]
-        for filters, kernel, *rest in keys.conv_hid_layers:
-            self.convolutions.append(nn.Conv2d(channels, filters, kernel, *rest))
+        for layer in keys.conv_hid_layers:
+            filters, kernel, stride, padding, dilation = filled(layer)
+            biased = settings.norm != "batch"  # which has its own
+            self.convolutions.append(nn.Conv2d(channels, filters, kernel, stride, padding, dilation, bias=biased))
             if settings.norm is not None:
                 self.norms.append(nn.GroupNorm(1, filters) if settings.norm == "layer" else BatchNorm(filters))
             channels = filters
@@ -227,8 +234,8 @@ def channels_of(shape: tuple[int, ...]) -> tuple[tuple[int, int, int], bool]:
 def sizes_after(shape: tuple[int, int, int], layers: ConvLayers) -> list[tuple[int, int, int]]:
     """(channels, height, width) at first and after each of the convolutions."""
     sizes = [shape]
-    for filters, kernel, *rest in layers:
-        stride, padding, dilation = [*rest, *[1, 0, 1][len(rest) :]]
+    for layer in layers:
+        filters, kernel, stride, padding, dilation = filled(layer)
         height, width = ((side + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1 for side in sizes[-1][1:])
         sizes.append((filters, height, width))
     return sizes

@@ -112,7 +112,7 @@ class HiddenLayers(nn.Module):
         super().__init__()
         self.layers, self.norms = nn.ModuleList(), nn.ModuleList()
         for units in sizes:
-            self.layers.append(nn.Linear(width, units))
+            self.layers.append(nn.Linear(width, units, bias=settings.norm != "batch"))  # the norm has its own
             if settings.norm is not None:
                 self.norms.append(nn.LayerNorm(units) if settings.norm == "layer" else BatchNorm(units))
             width = units
@@ -164,4 +164,5 @@ def initialise(module: nn.Module, init_fn: str | None, gain: float) -> None:
         if isinstance(layer, nn.Linear | nn.Conv2d):
             name = "dirac_" if init_fn == "eye_" and isinstance(layer, nn.Conv2d) else init_fn
             getattr(nn.init, name)(layer.weight, **keywords)
-            nn.init.zeros_(layer.bias)
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
