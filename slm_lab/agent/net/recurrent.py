@@ -1,0 +1,104 @@
+"""Recurrent nets: a state goes along with the observations, so that what is out of sight can still count."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+import torch
+from gymnasium import spaces
+from pydantic import Field, field_validator
+from torch import Tensor, nn
+
+from slm_lab.agent.net.encoder import EncodedSettings
+from slm_lab.agent.net.hidden import positive
+from slm_lab.agent.net.mlp import MLPNet
+from slm_lab.agent.net.settings import Heads, Units
+
+CELLS = {"RNN": (nn.RNN, torch.rnn_tanh, 1), "GRU": (nn.GRU, torch.gru, 1), "LSTM": (nn.LSTM, torch.lstm, 2)}
+
+
+class RecurrentNetSettings(EncodedSettings):
+    type: Literal["RecurrentNet"] = "RecurrentNet"
+    cell_type: Literal["RNN", "GRU", "LSTM"] = Field("GRU", description="recurrent cell, by its torch name")
+    fc_hid_layers: list[int] = Field([], description="units of each fully connected layer before the recurrent ones")
+    rnn_hidden_size: int = Field(64, ge=1, description="units of each recurrent layer")
+    rnn_num_layers: int = Field(1, ge=1, description="recurrent layers, one on top of the other")
+    seq_len: int = Field(16, ge=1, description="steps that gradients go back through")
+
+    @field_validator("fc_hid_layers")
+    @classmethod
+    def _positive(cls, sizes: list[int]) -> list[int]:
+        positive(sizes)
+        return sizes
+
+
+class RecurrentNet(MLPNet):
+    """Windows of observations (B, T, ...) and a state (B, state_size) to the heads (B, T, units) and the state after.
+
+    A state is one flat row, whatever the cell, so that a memory can keep it with a row; zeros begin an episode.
+    """
+
+    Settings: ClassVar[Any] = RecurrentNetSettings
+
+    def __init__(self, settings: RecurrentNetSettings, observation_space: spaces.Space, heads: Heads):
+        super().__init__(settings, observation_space, heads)
+        cell, self._function, self.tensors = CELLS[settings.cell_type]
+        self.layers, self.units = settings.rnn_num_layers, settings.rnn_hidden_size
+        self.cell = cell(self.body.width, self.units, self.layers, batch_first=True)  # starts as torch does, always
+        self.state_size = self.tensors * self.layers * self.units
+
+    @classmethod
+    def hidden_sizes(cls, settings: Any) -> list[int]:
+        return settings.fc_hid_layers
+
+    def make_head(self, name: str, width: int, units: Units) -> nn.Module:
+        return super().make_head(name, self.settings.rnn_hidden_size, units)
+
+    def first_state(self, rows: int) -> Tensor:
+        """(B, state_size) the state in which episodes begin."""
+        return next(self.cell.parameters()).new_zeros(rows, self.state_size)
+
+    def forward(self, obs: Any, state: Tensor | None = None, starts: Tensor | None = None) -> Any:
+        """The heads' outputs, and the state after the last step.
+
+        `state`: before the first step; None: that of an episode's beginning. `starts`: (B, T) bool, steps before which
+        an episode begins, and so the state begins anew.
+        """
+        rows, steps = first_of(obs).shape[:2]
+        features = self.body.forward(self.encoder.forward(joined(obs))).unflatten(0, (rows, steps))
+        state = self.first_state(rows) if state is None else state
+        if starts is None:
+            hidden, state = self._run(features, state)
+        else:
+            places = []
+            for step in range(steps):
+                state = state * ~starts[:, step, None]
+                place, state = self._run(features[:, step : step + 1], state)
+                places.append(place)
+            hidden = torch.cat(places, 1)
+        out = tuple(head(hidden) for head in self.heads.values())
+        return (out[0] if len(out) == 1 else out), state
+
+    def _run(self, features: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, T, units) what the last layer puts out, and the state after. The parameters are asked for by name, since
+        the list of them that torch's module keeps is not followed by a functional call."""
+        parameters = [getattr(self.cell, name) for name in self.cell._flat_weights_names]
+        parts = state.unflatten(-1, (self.tensors, self.layers, self.units)).permute(1, 2, 0, 3).contiguous()
+        first = parts.unbind(0) if self.tensors > 1 else parts[0]
+        hidden, *after = self._function(features, first, parameters, True, self.layers, 0.0, False, False, True)
+        return hidden, torch.stack(after).permute(2, 0, 1, 3).flatten(1)
+
+    def numpy_forward(self, head: str) -> None:
+        """Never: only torch runs the cells."""
+        return None
+
+
+def first_of(obs: Any) -> Tensor:
+    return next(iter(obs.values())) if isinstance(obs, dict) else obs
+
+
+def joined(obs: Any) -> Any:
+    """(B * T, ...) all steps of all windows."""
+    if isinstance(obs, dict):
+        return {name: part.flatten(0, 1) for name, part in obs.items()}
+    return obs.flatten(0, 1)
