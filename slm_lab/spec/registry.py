@@ -28,6 +28,7 @@ TABLES: dict[str, dict[str, str]] = {
         "SAC": "slm_lab.agent.algorithm.sac:SoftActorCritic",
         "TD3": "slm_lab.agent.algorithm.td3:TD3",
         "DDPG": "slm_lab.agent.algorithm.td3:DDPG",
+        "CrossQ": "slm_lab.agent.algorithm.crossq:CrossQ",
         "SIL": "slm_lab.agent.algorithm.sil:SIL",
         "PPOSIL": "slm_lab.agent.algorithm.sil:PPOSIL",
     },

@@ -12,6 +12,7 @@ from slm_lab.agent.net.optim import OptimSpec
 from slm_lab.experiment import checkpoint
 from slm_lab.types import Batch
 
+BOX = spaces.Box(-2, 2, (1,))
 BATCH = Batch(torch.tensor([[1.0], [3.0]]), None, torch.zeros(2), None, None)
 
 
@@ -291,8 +292,8 @@ def groups_of(agent):
         # torch takes the step of its own optimizer
         ("DQN", {"net_": {"optim_spec": {"name": "SGD", "lr": 0.01, "momentum": 0.9}}}),
         # two learners that see each other's nets
-        ("SAC", {"action_space": spaces.Box(-2, 2, (1,))}),
         ("TD3", {}),
+        ("CrossQ", {"action_space": BOX, "algorithm_": {"policy_delay": 1}, "net_": {"batch_norm": True}}),
     ],
 )
 def test_a_compiled_step_is_the_eager_step(lab, name, keys):

@@ -30,7 +30,7 @@ NETS = {
     "layer norm": (ARM, {"type": "MLPNet", "layer_norm": True}),
     "batch norm": (ARM, {"type": "MLPNet", "batch_norm": True}),
 }
-ALGORITHMS = ["Reinforce", "ActorCritic", "PPO", "DQN", "DoubleDQN"]
+ALGORITHMS = ["Reinforce", "ActorCritic", "PPO", "DQN", "DoubleDQN", "SAC", "TD3", "CrossQ"]
 FITTING = [
     (algorithm, kind)
     for algorithm in ALGORITHMS
@@ -74,15 +74,16 @@ def make(lab, algorithm, kind, **keys):
 
 
 def state(agent):
-    tree = agent.algorithm.learner.state_dict()
-    return [values.tolist() for key in ("parameters", "targets", "buffers", "target_buffers") for values in tree[key]]
+    trees = [learner.state_dict() for learner in agent.algorithm.learners]
+    names = ("parameters", "targets", "buffers", "target_buffers")
+    return [values.tolist() for tree in trees for key in names for values in tree[key]]
 
 
 @pytest.mark.parametrize(("algorithm", "kind"), FITTING)
 def test_every_net_learns_stays_finite_and_goes_on_from_its_file_exactly(lab, algorithm, kind, tmp_path):
     space = NETS[kind][0]
     first, second = (make(lab, algorithm, kind, net_={"shared": False}) for _ in range(2))
-    assert check_agent(lab.spec(algorithm, net_=NETS[kind][1]), space, spaces.Discrete(2)) == []
+    assert check_agent(lab.spec(algorithm, net_=NETS[kind][1]), space, lab.action_space(algorithm)) == []
     life, again = (make_life(lab, space) for _ in range(2))
     before = state(first)
     life.go_on(first, 31)

@@ -116,7 +116,7 @@ class ReplayActorCritic(Algorithm):
 
     def act(self, obs: Any, frame: int, explore: bool = True) -> np.ndarray:
         if explore and frame < self.settings.training_start_step:
-            return self.draw_randomly(self.rng, len(obs))
+            return self.draw_randomly(self.rng, len(next(iter(obs.values())) if isinstance(obs, dict) else obs))
         out = self.forward(obs)
         return self.explore(out, frame) if explore else self.distribution.mode(out)
 
@@ -144,10 +144,13 @@ class ReplayActorCritic(Algorithm):
         batch.extras |= {"next_noise": noise[0], "noise": noise[1]}
 
     def critic_loss(self, net: Callable, target: Callable, batch: Batch, scalars: dict[str, Tensor]):
-        """The weighted loss between each Q(s, a) and the target that they share, summed over the critics."""
         with torch.no_grad():
-            wanted = torch.addcmul(batch.reward, batch.discount, self.next_value(target, batch)).unsqueeze(-1)
-        q = net(batch.obs, batch.action)  # (B, critics)
+            wanted = torch.addcmul(batch.reward, batch.discount, self.next_value(target, batch))
+        return self.distance(net(batch.obs, batch.action), wanted, batch)
+
+    def distance(self, q: Tensor, wanted: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        """The weighted loss between each critic's Q(s, a), (B, critics), and the (B,) target that they share."""
+        wanted = wanted.unsqueeze(-1)
         each = self.value_loss(q, wanted.expand_as(q), reduction="none").sum(-1)
         errors = (q.detach() - wanted).abs().mean(-1)
         return (batch.weight * each).mean(), {ERRORS: errors, "q": q.detach().mean()}

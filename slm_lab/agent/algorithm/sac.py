@@ -22,7 +22,9 @@ from slm_lab.errors import Mistake
 from slm_lab.types import Batch
 
 PDTYPES = {spaces.Box: ("default", "Normal"), spaces.Discrete: ("default", "Categorical", "GumbelSoftmax")}
-PART_OF_MOST_ENTROPY = 0.98  # what a policy over Discrete actions keeps of it (Christodoulou 2019's code)
+# What a policy over Discrete actions keeps of it. Christodoulou's code has 0.98, with which two actions stay all but
+# uniform; where one of them is better that cannot be had, and the temperature rises without end (seen on CartPole-v1).
+PART_OF_MOST_ENTROPY = 0.5
 
 
 class SoftActorCriticSettings(ReplayActorCriticSettings):
@@ -36,7 +38,7 @@ class SoftActorCriticSettings(ReplayActorCriticSettings):
     target_entropy: float | None = Field(
         None,
         description="the mean entropy that the temperature keeps the policy at, in nats; null: minus the number of "
-        "parts of a Box action scaled to [-1, 1], or 0.98 of the most there is for Discrete",
+        "parts of a Box action scaled to [-1, 1], or half of the most there is for Discrete",
     )
     log_alpha_max: float | None = Field(None, description="largest log of the temperature; null: any")
 

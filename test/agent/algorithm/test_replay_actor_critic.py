@@ -92,7 +92,7 @@ def test_the_target_entropy_is_the_same_policy_in_any_unit(lab):
     one, two = (lab.agent("SAC", action_space=spaces.Box(-high, high, (3,))).algorithm for high in (1, 2))
     assert one.target_entropy == pytest.approx(-3)
     assert two.target_entropy == pytest.approx(-3 + 3 * math.log(2))
-    assert lab.agent("SAC").algorithm.target_entropy == pytest.approx(0.98 * math.log(2))
+    assert lab.agent("SAC").algorithm.target_entropy == pytest.approx(0.5 * math.log(2))
 
 
 def test_td3_wants_the_lower_value_of_an_action_near_the_targets(lab):
@@ -218,3 +218,38 @@ def test_distributions_of_other_spaces_are_refused(lab):
     assert [mistake.problem for mistake in check(settings, spaces.MultiBinary(2))] == [
         "SAC needs Discrete or Box actions; the env's are MultiBinary"
     ]
+
+
+# CrossQ
+
+
+@pytest.mark.parametrize("space", [REACH, spaces.Discrete(2, start=5)])
+def test_crossq_asks_its_critics_once_for_both_what_is_and_what_follows(lab, space):
+    algorithm = lab.agent("CrossQ", action_space=space).algorithm
+    is_box = space is REACH
+    algorithm.actor_as_seen = lambda obs: (torch.zeros(2, 2), torch.tensor(-99.0))
+    calls = []
+
+    def net(obs, action=None):
+        calls.append(obs[:, 0].tolist())
+        q = torch.tensor([[1.0, 3.0], [1.0, 3.0], [4.0, 8.0], [9.0, 9.0]])
+        return q if is_box else torch.stack([q, q], -1)
+
+    rows = batch(torch.zeros(2, 1) if is_box else torch.tensor([5, 6]))
+    loss, info = algorithm.critic_loss(net, None, rows, {})
+    assert calls == [[0, 0, 1, 1]]
+    assert info[ERRORS].tolist() == pytest.approx([1, 1])  # wanted: 1 + 4 / 2, and 2
+    assert loss.item() == pytest.approx((4 + 0 + 2 * (1 + 1)) / 2)
+
+
+def test_crossq_has_no_target_and_its_actor_sees_running_statistics(lab):
+    agent = lab.agent("CrossQ")
+    algorithm = agent.algorithm
+    before = [values.clone() for values in algorithm.learner.net.buffers()]
+    lab.Life().go_on(agent, 10)
+    assert algorithm.learner.target is algorithm.learner.net
+    assert all(not torch.equal(old, new) for old, new in zip(before, algorithm.learner.net.buffers(), strict=True))
+    for seen, own in zip(algorithm.critics_as_seen.buffers(), algorithm.learner.net.buffers(), strict=True):
+        assert torch.equal(seen, own)
+    assert not algorithm.critics_as_seen.training
+    assert algorithm.learner.opt_step == 3 * algorithm.actor.opt_step + algorithm.learner.opt_step % 3 > 3
