@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from slm_lab.errors import RunError
 
@@ -24,12 +25,14 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def write_bytes(path: Path, content: bytes) -> None:
-    """Write under a temporary name, flush to disk, then take the place of the old file; RunError where that fails."""
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file to write under a temporary name, which is flushed to disk and takes the place of the old one when the block
+    ends; RunError where that fails."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         with open(temporary, "wb") as file:
-            file.write(content)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -38,6 +41,11 @@ def write_bytes(path: Path, content: bytes) -> None:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)  # a full disk needs the room
         raise RunError(f"{path}: cannot be written: {error.strerror or error}") from error
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    with replacing(path) as file:
+        file.write(content)
 
 
 def write_json(path: Path, tree: Any) -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ from slm_lab.agent.memory.store import Store
 from slm_lab.agent.memory.view import Transitions
 from slm_lab.errors import EmptyMemory, InvalidRow, RunError
 from slm_lab.lib import tree_file
-from slm_lab.lib.files import sync_folder
+from slm_lab.lib.files import replacing
 
 if TYPE_CHECKING:
     from slm_lab.agent.memory.memory import Memory
@@ -76,24 +75,13 @@ def export(memory: Memory, path: str | Path) -> None:
     if not ids.size:
         raise EmptyMemory("export: the memory holds 0 rows")
     rows = Rows(memory)
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            with zipfile.ZipFile(file, "w", allowZip64=True) as archive:
-                for name, (dtype, shape) in rows.arrays.items():
-                    with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
-                        header = {"descr": dtype.str, "fortran_order": False, "shape": (ids.size, *shape)}
-                        np.lib.format.write_array_header_2_0(entry, header)
-                        for start in range(0, ids.size, CHUNK):
-                            entry.write(rows.read(name, ids[start : start + CHUNK]).tobytes())
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        sync_folder(path.parent)
-    except OSError as error:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise RunError(f"{path}: cannot be written: {error.strerror or error}") from error
+    with replacing(path) as file, zipfile.ZipFile(file, "w", allowZip64=True) as archive:
+        for name, (dtype, shape) in rows.arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
+                header = {"descr": dtype.str, "fortran_order": False, "shape": (ids.size, *shape)}
+                np.lib.format.write_array_header_2_0(entry, header)
+                for start in range(0, ids.size, CHUNK):
+                    entry.write(rows.read(name, ids[start : start + CHUNK]).tobytes())
 
 
 def import_(memory: Memory, path: str | Path) -> None:
