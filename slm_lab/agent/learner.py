@@ -26,7 +26,9 @@ from slm_lab.agent.net.optim import (
     adam_state,
     arithmetic,
     bare_step,
+    load_optimizer_state,
     make_optimizer,
+    optimizer_state,
 )
 from slm_lab.agent.net.settings import NetSettings
 from slm_lab.lib.means import Means
@@ -376,21 +378,3 @@ def map_tensors(batch: Batch, function: Callable[[Tensor], Tensor]) -> Batch:
         return value
 
     return Batch(**{field.name: apply(getattr(batch, field.name)) for field in dataclasses.fields(batch)})
-
-
-def optimizer_state(optimizer: torch.optim.Optimizer | Lookahead) -> dict:
-    """The state with string keys, so that it can be written as JSON values and tensors."""
-    if isinstance(optimizer, Lookahead):
-        return {"inner": optimizer_state(optimizer.inner), "slow": optimizer.slow, "count": optimizer.count}
-    return {str(key): value for key, value in optimizer.state_dict()["state"].get(0, {}).items()}
-
-
-def load_optimizer_state(optimizer: torch.optim.Optimizer | Lookahead, tree: dict) -> None:
-    if isinstance(optimizer, Lookahead):
-        load_optimizer_state(optimizer.inner, tree["inner"])
-        optimizer.slow.copy_(tree["slow"])
-        optimizer.count = tree["count"]
-    else:
-        # torch would keep the very tensors that it is given
-        own = {key: value.clone() if isinstance(value, Tensor) else value for key, value in tree.items()}
-        optimizer.load_state_dict({**optimizer.state_dict(), "state": {0: own} if own else {}})

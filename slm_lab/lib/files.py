@@ -27,8 +27,8 @@ def sync_folder(folder: Path) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file to write under a temporary name, which is flushed to disk and takes the place of the old one when the block
-    ends; RunError where that fails."""
+    """A file to write under a temporary name; when the block ends it is flushed to disk and takes the place of the old
+    one. RunError where that fails."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         with open(temporary, "wb") as file:

@@ -230,6 +230,27 @@ def make_optimizer(
     return Lookahead(optimizer, **own) if spec.name == "Lookahead" else optimizer
 
 
+def optimizer_state(optimizer: torch.optim.Optimizer | Lookahead) -> dict:
+    """The state with string keys, so that it can be written as JSON values and tensors."""
+    if isinstance(optimizer, Lookahead):
+        return {"inner": optimizer_state(optimizer.inner), "slow": optimizer.slow, "count": optimizer.count}
+    return {str(key): value for key, value in optimizer.state_dict()["state"].get(0, {}).items()}
+
+
+def load_optimizer_state(optimizer: torch.optim.Optimizer | Lookahead, tree: dict) -> None:
+    """Take on the state that `optimizer_state` gave."""
+    if isinstance(optimizer, Lookahead):
+        optimizer.load_state_dict({**tree, "inner": _with_state(optimizer.inner, tree["inner"])})
+    else:
+        optimizer.load_state_dict(_with_state(optimizer, tree))
+
+
+def _with_state(optimizer: torch.optim.Optimizer, tree: dict) -> dict:
+    """The optimizer's `state_dict` with this state in it; its own copy, for torch would keep the very tensors."""
+    own = {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in tree.items()}
+    return {**optimizer.state_dict(), "state": {0: own} if own else {}}
+
+
 VARIANTS_OF_ADAM = ("amsgrad", "maximize", "decoupled_weight_decay", "foreach", "capturable", "differentiable")
 Arithmetic = Callable[[torch.Tensor, torch.Tensor, dict[str, torch.Tensor], torch.Tensor], None]
 
