@@ -10,6 +10,8 @@ LAYERS = [  # bottom to top
     {"types", "errors", "lib"},
     {"spec"},
     {"env", "agent.net", "agent.memory"},
+    {"agent.group"},
+    {"agent.compiled"},
     {"agent.learner"},
     {"agent.algorithm"},
     {"agent.agent", "analysis"},

@@ -6,7 +6,7 @@ from gymnasium import spaces
 from pydantic import ValidationError
 from torch.func import functional_call
 
-from slm_lab.agent.learner import flatten
+from slm_lab.agent.group import flatten
 from slm_lab.agent.net.ensemble import EnsembleMLP
 from slm_lab.agent.net.mlp import MLPNet
 

@@ -5,7 +5,7 @@ import torch
 from gymnasium import spaces
 from torch.func import functional_call, grad
 
-from slm_lab.agent.learner import flatten
+from slm_lab.agent.group import flatten
 from slm_lab.agent.net.recurrent import RecurrentNet
 
 ROW = spaces.Box(-1, 1, (3,))

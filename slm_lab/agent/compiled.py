@@ -1,0 +1,124 @@
+"""The learn step as one compiled function: loss, gradients, clipping, and the optimizers where they are arithmetic."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value
+
+from slm_lab.agent.group import Group
+from slm_lab.agent.net.optim import adam_state
+from slm_lab.types import Batch
+
+Loss = Callable[[Callable, Callable, Batch, dict[str, Tensor]], tuple[Tensor, dict[str, Tensor]]]
+Told = tuple[Tensor, list[Tensor], dict[str, Tensor]]  # of a step: the loss, the gradient's norm in each group, info
+
+
+def clip(grad: Tensor, largest: float | None) -> Tensor:
+    """Scale the gradient down to a norm of at most `largest`; its norm before that."""
+    norm = torch.linalg.vector_norm(grad)
+    if largest is not None:
+        grad.div_((norm / largest).clamp(min=1.0))
+    return norm
+
+
+def call(net: nn.Module, tensors: dict[str, Tensor], *inputs: Any) -> Any:
+    """What the net puts out with these tensors in place of its own; buffers that it would set go to `tensors`."""
+    return functional_call(net, tensors, inputs)
+
+
+@torch.no_grad()
+def keep_buffers(net: nn.Module, buffers: dict[str, Tensor]) -> None:
+    """In place, for others may share them."""
+    for name, values in buffers.items():
+        net.get_buffer(name).copy_(values)
+
+
+class CompiledStep:
+    """The learn step as one compiled function, for batches of the size of the first one.
+
+    Loss, gradients and clipping, and the optimizers too where all can be told as plain arithmetic.
+    """
+
+    def __init__(self, net: nn.Module, target: nn.Module, loss: Loss, groups: list[Group], clip_grad_val: float | None):
+        self.net, self.target, self.loss, self.groups, self.clip_grad_val = net, target, loss, groups, clip_grad_val
+        self.rows: int | None = None
+        self._places = self._find_places()
+        self._optimizers = [group.arithmetic for group in groups if group.arithmetic is not None]
+        self._with_optimizers = len(self._optimizers) == len(groups)
+        function = self._whole_step if self._with_optimizers else self._gradients
+        self._function = torch.compile(function, fullgraph=True, dynamic=False)
+
+    def fits(self, batch: Batch) -> bool:
+        """Whether the batch has the size that was compiled for; another, such as an epoch's rest, is left to eager."""
+        rows = len(batch.reward)
+        self.rows = self.rows or rows
+        return rows == self.rows
+
+    @torch.no_grad()
+    def __call__(self, batch: Batch, scalars: dict[str, Tensor]) -> Told:
+        flats = [group.flat.data for group in self.groups]
+        targets = [group.target.data for group in self.groups if group.target is not None]
+        columns = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
+        if self._with_optimizers:
+            states = [adam_state(group.optimizer, group.flat) for group in self.groups]
+            rates = [group.lr for group in self.groups]
+            told, buffers = self._function(flats, targets, self._buffers(), columns, scalars, states, rates)
+            keep_buffers(self.net, buffers)
+            return told
+        grads, told, buffers = self._function(flats, targets, self._buffers(), columns, scalars)
+        for group, grad in zip(self.groups, grads, strict=True):
+            group.flat.grad.copy_(grad)
+            group.step()
+        keep_buffers(self.net, buffers)
+        return told
+
+    def _whole_step(self, flats, targets, buffers, columns, scalars, states, rates):
+        """Changes the parameters and the optimizers' states in place."""
+        grads, told, buffers = self._gradients(flats, targets, buffers, columns, scalars)
+        for optimizer, *values in zip(self._optimizers, flats, grads, states, rates, strict=True):
+            optimizer(*values)
+        return told, buffers
+
+    def _gradients(self, flats, targets, buffers, columns: dict, scalars: dict[str, Tensor]):
+        """Pure: the gradient for each flat tensor, what goes with them, and the net's new buffers."""
+        batch = Batch(**columns)
+        own, targets_own = buffers
+
+        def loss_of(flats: list[Tensor]):
+            views = self._views(flats) | own
+            target_views = self._views(targets) | targets_own if targets else views
+            loss, info = self.loss(
+                partial(call, self.net, views),
+                partial(call, self.target, target_views),
+                batch,
+                scalars,
+            )
+            return loss, (info, {name: views[name].detach() for name in own})  # calls put their new buffers in `views`
+
+        grads, (loss, (info, new)) = grad_and_value(loss_of, has_aux=True)(flats)
+        return grads, (loss, [clip(grad, self.clip_grad_val) for grad in grads], info), new
+
+    def _buffers(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        return dict(self.net.named_buffers()), dict(self.target.named_buffers())
+
+    def _views(self, flats: list[Tensor]) -> dict[str, Tensor]:
+        return {
+            name: flats[group][start : start + shape.numel()].view(shape)
+            for name, (group, start, shape) in self._places.items()
+        }
+
+    def _find_places(self) -> dict[str, tuple[int, int, torch.Size]]:
+        """Name of each parameter -> (group, start, shape) in the flat tensors."""
+        places = {}
+        for name, parameter in self.net.named_parameters():
+            for index, group in enumerate(self.groups):
+                start = (parameter.data_ptr() - group.flat.data_ptr()) // parameter.element_size()
+                if 0 <= start < group.flat.numel():
+                    places[name] = (index, start, parameter.shape)
+        return places
