@@ -62,13 +62,14 @@ class CompiledStep:
 
     @torch.no_grad()
     def __call__(self, batch: Batch, scalars: dict[str, Tensor]) -> Told:
-        flats = [group.flat.data for group in self.groups]
+        flats = [group.own for group in self.groups]
         targets = [group.target.data for group in self.groups if group.target is not None]
         columns = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
         if self._with_optimizers:
             states = [adam_state(group.optimizer, group.flat) for group in self.groups]
             rates = [group.lr for group in self.groups]
-            told, buffers = self._function(flats, targets, self._buffers(), columns, scalars, states, rates)
+            originals = [group.flat.data for group in self.groups if group.is_copy]  # of copies: all are, or none
+            told, buffers = self._function(flats, targets, self._buffers(), columns, scalars, states, rates, originals)
             keep_buffers(self.net, buffers)
             return told
         grads, told, buffers = self._function(flats, targets, self._buffers(), columns, scalars)
@@ -78,10 +79,10 @@ class CompiledStep:
         keep_buffers(self.net, buffers)
         return told
 
-    def _whole_step(self, flats, targets, buffers, columns, scalars, states, rates):
-        """Changes the parameters and the optimizers' states in place."""
+    def _whole_step(self, flats, targets, buffers, columns, scalars, states, rates, originals):
+        """Changes the parameters (where they are copies, the originals) and the optimizers' states in place."""
         grads, told, buffers = self._gradients(flats, targets, buffers, columns, scalars)
-        for optimizer, *values in zip(self._optimizers, flats, grads, states, rates, strict=True):
+        for optimizer, *values in zip(self._optimizers, originals or flats, grads, states, rates, strict=True):
             optimizer(*values)
         return told, buffers
 
@@ -118,7 +119,7 @@ class CompiledStep:
         places = {}
         for name, parameter in self.net.named_parameters():
             for index, group in enumerate(self.groups):
-                start = (parameter.data_ptr() - group.flat.data_ptr()) // parameter.element_size()
+                start = (parameter.data_ptr() - group.own.data_ptr()) // parameter.element_size()
                 if 0 <= start < group.flat.numel():
                     places[name] = (index, start, parameter.shape)
         return places

@@ -17,12 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from slm_lab.agent.common import Common, copy_all, in_shared_memory, set_buffers
 from slm_lab.agent.compiled import CompiledStep, Loss, Told, call, clip, keep_buffers
-from slm_lab.agent.group import Group, flatten
+from slm_lab.agent.group import Group, flatten, make_views
 from slm_lab.agent.net.optim import (
     LRSchedule,
     OptimSpec,
     arithmetic,
+    common_state,
     load_optimizer_state,
     make_optimizer,
     optimizer_state,
@@ -59,12 +61,16 @@ class Learner:
         has_target: bool = False,
         device: str = "cpu",
         compiled: bool = False,
+        common: Common | None = None,
     ):
         """`optim_specs` names the children of `net` that have an optimizer of their own; by default one trains all.
 
-        Without a target net, the loss is handed the net itself in its place.
+        Without a target net, the loss is handed the net itself in its place. `common`: what other sessions train too,
+        to be trained in the place of the net's own parameters.
         """
         self.device = torch.device(device)
+        self.common = common
+        self._original = common if common is not None and common.synced else None  # what the net is a copy of
         self.net = net.to(self.device)
         self.has_buffers = any(True for _ in net.buffers())  # such as a batch norm's running means
         if self.has_buffers:
@@ -72,27 +78,56 @@ class Learner:
         self.loss = loss
         self.settings = settings
         self.target = copy.deepcopy(self.net).requires_grad_(False) if has_target else self.net
-        self.groups = [
-            self._make_group(name, spec) for name, spec in (optim_specs or {WHOLE: settings.optim_spec}).items()
-        ]
+        self.optim_specs = optim_specs or {WHOLE: settings.optim_spec}
+        self.groups = [self._make_group(place, *named) for place, named in enumerate(self.optim_specs.items())]
+        if common is not None:
+            self._join_buffers(common)
         self._one: Tensor | None = None  # the gradient of the loss by itself
         self._clip = clip_at_sight if self.device.type == "cpu" else clip
         self.opt_step = 0
-        self._target_frame = 0
+        self._target_frame = torch.tensor(0) if common is None else common.target_frame
         self.means = Means(self.device)  # of what the steps reported
         self._compiled = (
             CompiledStep(self.net, self.target, loss, self.groups, settings.clip_grad_val) if compiled else None
         )
 
-    def _make_group(self, name: str, spec: OptimSpec) -> Group:
-        flat = flatten(self.net.get_submodule(name), trained=True)
-        has_target = self.target is not self.net
-        return Group(
-            flat,
-            make_optimizer(spec, flat),
-            LRSchedule(self.settings.lr_scheduler_spec, spec.lr),
-            flatten(self.target.get_submodule(name), trained=False) if has_target else None,
-            arithmetic(spec),
+    def _make_group(self, place: int, name: str, spec: OptimSpec) -> Group:
+        part, common = self.net.get_submodule(name), self.common
+        flat = flatten(part, trained=True, common=None if common is None else common.parameters[place])
+        own, target = flat.data, None
+        if self._original is not None:
+            own = flat.detach().clone()
+            make_views(part, own)
+        if self.target is not self.net:
+            of_target = None if common is None else common.targets[place]
+            target = flatten(self.target.get_submodule(name), trained=False, common=of_target)
+        optimizer = make_optimizer(spec, flat)
+        if common is not None and common.optimizers[place]:
+            optimizer.state[flat] = common.optimizers[place]
+        schedule = LRSchedule(self.settings.lr_scheduler_spec, spec.lr)
+        return Group(flat, own, optimizer, schedule, target, arithmetic(spec))
+
+    def _join_buffers(self, common: Common) -> None:
+        if not common.synced:
+            set_buffers(self.net, common.buffers)
+        if self.target is not self.net:
+            set_buffers(self.target, common.target_buffers)
+        copy_all(self.net.buffers(), common.buffers)
+
+    def share(self, *, synced: bool) -> Common:
+        """Copies of what is learned, for sessions in other processes to train together."""
+        states = [
+            common_state(spec, group.flat, group.optimizer)
+            for spec, group in zip(self.optim_specs.values(), self.groups, strict=True)
+        ]
+        return Common(
+            synced,
+            in_shared_memory(group.flat for group in self.groups),
+            in_shared_memory(group.target for group in self.groups if group.target is not None),
+            in_shared_memory(self.net.buffers()),
+            in_shared_memory([] if self.target is self.net else self.target.buffers()),
+            [dict(zip(state, in_shared_memory(state.values()), strict=True)) for state in states],
+            self._target_frame.clone().share_memory_(),
         )
 
     def step(self, batch: Batch, frame: int, *, follow: bool = True, **scalars: float) -> Tensor | None:
@@ -105,6 +140,8 @@ class Learner:
         for group in self.groups:
             group.set_learning_rate(frame)
         if self.has_buffers:
+            if self._original is not None:
+                copy_all(self.net.buffers(), self._original.buffers)
             self.net.train()
         if self._compiled is not None and self._compiled.fits(batch):
             loss, norms, info = self._compiled(batch, numbers)
@@ -112,6 +149,8 @@ class Learner:
             loss, norms, info = self._eager_step(batch, numbers)
         if self.has_buffers:
             self.net.eval()
+        if self._original is not None:
+            self._sync(self._original)
         self.opt_step += 1
         errors = info.pop(ERRORS, None)
         self.means.add({"loss": loss, "grad_norm": norms[0] if len(norms) == 1 else torch.stack(norms).norm(), **info})
@@ -140,6 +179,13 @@ class Learner:
         """Means since the last call of loss, gradient norm and what the loss reports; {} if no step was taken."""
         return self.means.take()
 
+    @torch.no_grad()
+    def _sync(self, original: Common) -> None:
+        """After a step: the net becomes what all sessions have made of the parameters, this step's change included."""
+        copy_all(original.buffers, self.net.buffers())
+        for group in self.groups:
+            group.pull()
+
     def _eager_step(self, batch: Batch, scalars: dict[str, Tensor]) -> Told:
         for group in self.groups:
             group.flat.grad.zero_()
@@ -165,9 +211,9 @@ class Learner:
         """Bring the target net up to date when `update_frequency` frames have passed (1: after each learn step)."""
         every = self.settings.update_frequency
         if every > 1:
-            if frame // every == self._target_frame // every:
+            if frame // every <= self._target_frame.item() // every:  # another session may be ahead of this one
                 return
-            self._target_frame = frame
+            self._target_frame.fill_(frame)
         pairs = [(group.target, group.flat) for group in self.groups]
         if self.has_buffers:
             pairs += zip(self.target.buffers(), self.net.buffers(), strict=True)
@@ -178,38 +224,38 @@ class Learner:
                 target.lerp_(values, self.settings.polyak_coef)
 
     def state_dict(self) -> dict:
-        return {
-            "parameters": [group.flat.detach() for group in self.groups],
+        tree = {
+            "parameters": [group.own for group in self.groups],
             "targets": [group.target.detach() for group in self.groups if group.target is not None],
             "buffers": list(self.net.buffers()),
             "target_buffers": [] if self.target is self.net else list(self.target.buffers()),
             "optimizers": [optimizer_state(group.optimizer) for group in self.groups],
             "opt_step": self.opt_step,
-            "target_frame": self._target_frame,
+            "target_frame": int(self._target_frame),
             "report": self.means.state_dict(),
         }
+        return tree if self.common is None else copy.deepcopy(tree)  # others go on while it is written
 
     @torch.no_grad()
     def load_state_dict(self, tree: dict) -> None:
-        self.load_parameters(tree["parameters"], tree["buffers"])
-        targets = [group.target for group in self.groups if group.target is not None]
-        if self.target is not self.net:
-            targets += self.target.buffers()
-        for target, values in zip(targets, tree["targets"] + tree["target_buffers"], strict=True):
-            target.copy_(values)
-        for group, state in zip(self.groups, tree["optimizers"], strict=True):
-            load_optimizer_state(group.optimizer, state)
+        """Of what sessions have in common nothing is taken on: it is as they all were given it."""
+        if self.common is None:
+            self.load_parameters(tree["parameters"], tree["buffers"])
+            targets = [group.target for group in self.groups if group.target is not None]
+            if self.target is not self.net:
+                targets += self.target.buffers()
+            copy_all(targets, tree["targets"] + tree["target_buffers"])
+            self._target_frame.fill_(tree["target_frame"])
+        for place, (group, state) in enumerate(zip(self.groups, tree["optimizers"], strict=True)):
+            if self.common is None or not self.common.optimizers[place]:
+                load_optimizer_state(group.optimizer, state)
         self.opt_step = tree["opt_step"]
-        self._target_frame = tree["target_frame"]
         self.means.load_state_dict(tree["report"])
 
-    @torch.no_grad()
     def load_parameters(self, parameters: list[Tensor], buffers: list[Tensor]) -> None:
         """One flat tensor for each optimizer and the net's buffers, as `state_dict` gives them: enough to act."""
-        for group, values in zip(self.groups, parameters, strict=True):
-            group.flat.copy_(values)
-        for buffer, values in zip(self.net.buffers(), buffers, strict=True):
-            buffer.copy_(values)
+        copy_all((group.flat for group in self.groups), parameters)
+        copy_all(self.net.buffers(), buffers)
 
 
 def clip_at_sight(grad: Tensor, largest: float | None) -> Tensor:

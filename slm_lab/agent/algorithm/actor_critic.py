@@ -65,6 +65,7 @@ class ActorCritic(Algorithm):
             optim_specs=optimizers_of(net_settings),
             device=site.device,
             compiled=site.compiled,
+            common=site.common.get("learner"),
         )
         forward = acting_forward(net.actor.numpy_policy(), lambda obs: net(obs)[0], self.learner.device)
         self.policy = Policy(self.distribution, forward, self.rng)

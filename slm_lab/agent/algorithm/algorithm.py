@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,6 +12,7 @@ from gymnasium import spaces
 from pydantic import Field
 from torch import nn
 
+from slm_lab.agent.common import Common
 from slm_lab.agent.learner import Learner
 from slm_lab.agent.net.settings import NetSettings
 from slm_lab.errors import Mistake
@@ -54,6 +55,7 @@ class Site:
     device: str = "cpu"
     compiled: bool = False
     num_envs: int = 1
+    common: Mapping[str, Common] = field(default_factory=dict)  # by learner: what other sessions train too
 
 
 class Algorithm:
@@ -104,7 +106,11 @@ class Algorithm:
 
     @property
     def learners(self) -> list[Learner]:
-        return [] if self.learner is None else [self.learner, *self.others.values()]
+        return list(self.named_learners.values())
+
+    @property
+    def named_learners(self) -> dict[str, Learner]:
+        return {} if self.learner is None else {"learner": self.learner, **self.others}
 
     @property
     def acting(self) -> Learner | None:

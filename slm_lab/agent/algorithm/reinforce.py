@@ -44,7 +44,7 @@ class Reinforce(Algorithm):
             ),
         )
         # never compiled: whole episodes make batches of ever other sizes
-        self.learner = Learner(actor, self.loss, net_settings, device=site.device)
+        self.learner = Learner(actor, self.loss, net_settings, device=site.device, common=site.common.get("learner"))
         forward = acting_forward(actor.numpy_policy(), actor, self.learner.device)
         self.policy = Policy(self.distribution, forward, self.rng)
 

@@ -71,6 +71,7 @@ class ReplayActorCritic(Algorithm):
             has_target=self.critics_have_target,
             device=site.device,
             compiled=site.compiled,
+            common=site.common.get("learner"),
         )
         self.actor = Learner(
             actor,
@@ -80,6 +81,7 @@ class ReplayActorCritic(Algorithm):
             has_target=self.actor_has_target,
             device=site.device,
             compiled=site.compiled,
+            common=site.common.get("actor"),
         )
         self.others = {"actor": self.actor}
         # what each sees of the other: the same parameters, without gradients for them

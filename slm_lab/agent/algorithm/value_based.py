@@ -58,6 +58,7 @@ class ValueBased(Algorithm):
             has_target=self.has_target,
             device=site.device,
             compiled=site.compiled,
+            common=site.common.get("learner"),
         )
         self._choose = VALUE_POLICIES[settings.action_policy]
         self._values = acting_forward(net.numpy_forward("q"), net, self.learner.device)

@@ -32,9 +32,11 @@ def _classes(module: Any, base: type) -> dict[str, type]:
 
 HOW_TO_COMPUTE = ("params", "lr", "foreach", "fused", "capturable", "differentiable")
 
+# Where sessions train one set of parameters, the running means of these are one set too (Mnih 2016, section 4).
+GLOBAL = {"GlobalAdam": torch.optim.Adam, "GlobalRMSprop": torch.optim.RMSprop}
 OPTIMIZERS = {
     name: item for name, item in _classes(torch.optim, torch.optim.Optimizer).items() if name not in NOT_ELEMENTWISE
-}
+} | GLOBAL
 SCHEDULERS = {
     name: getattr(lr_scheduler, name)
     for name in (
@@ -80,10 +82,14 @@ def check_name(kind: str, name: str, allowed: list[str]) -> None:
 
 
 class OptimSpec(Settings):
-    """An optimizer of torch.optim by its class name (or "Lookahead"), with that class's own keywords."""
+    """An optimizer of torch.optim by its class name, with that class's own keywords; or Lookahead, or a Global one."""
 
     model_config = ConfigDict(extra="allow")
-    name: str = Field("Adam", description="class of torch.optim, or Lookahead")
+    name: str = Field(
+        "Adam",
+        description="class of torch.optim, or Lookahead, or GlobalAdam or GlobalRMSprop: Adam or RMSprop whose running "
+        "means the sessions of a distributed trial have in common",
+    )
     lr: float = Field(1e-3, ge=0, description="learning rate at the start of the run")
     optimizer: str | None = Field(None, description="Lookahead only: the optimizer that it wraps (default RAdam)")
 
@@ -251,6 +257,19 @@ def _with_state(optimizer: torch.optim.Optimizer, tree: dict) -> dict:
     return {**optimizer.state_dict(), "state": {0: own} if own else {}}
 
 
+def common_state(spec: OptimSpec, values: torch.Tensor, optimizer: torch.optim.Optimizer | Lookahead) -> dict:
+    """What the sessions of a distributed trial have in common of the optimizer's state, as it is now; {}: nothing."""
+    if spec.name not in GLOBAL or isinstance(optimizer, Lookahead):
+        return {}
+    if state := optimizer.state[values]:
+        return dict(state)
+    trial = torch.zeros_like(values)
+    trial.grad = torch.zeros_like(values)
+    begun = make_optimizer(spec, trial)
+    begun.step()  # which makes the state; it begins with zeros
+    return {name: torch.zeros_like(value) for name, value in begun.state[trial].items()}
+
+
 VARIANTS_OF_ADAM = ("amsgrad", "maximize", "decoupled_weight_decay", "foreach", "capturable", "differentiable")
 Arithmetic = Callable[[torch.Tensor, torch.Tensor, dict[str, torch.Tensor], torch.Tensor], None]
 
@@ -261,7 +280,7 @@ def arithmetic(spec: OptimSpec) -> Arithmetic | None:
     The state is torch's own for that optimizer. None for the steps that only torch can take.
     """
     keywords = spec.keywords()
-    if spec.name not in ("Adam", "AdamW") or any(keywords.get(key) for key in VARIANTS_OF_ADAM):
+    if spec.name not in ("Adam", "GlobalAdam", "AdamW") or any(keywords.get(key) for key in VARIANTS_OF_ADAM):
         return None
     (beta1, beta2), eps, decay = keywords["betas"], keywords["eps"], keywords["weight_decay"]
 
