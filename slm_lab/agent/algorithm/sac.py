@@ -40,7 +40,9 @@ class SoftActorCriticSettings(ReplayActorCriticSettings):
         description="the mean entropy that the temperature keeps the policy at, in nats; null: minus the number of "
         "parts of a Box action scaled to [-1, 1], or half of the most there is for Discrete",
     )
-    log_alpha_max: float | None = Field(None, description="largest log of the temperature; null: any")
+    log_alpha_max: float | None = Field(
+        None, description="largest log of the temperature, which starts there if that is below 0; null: any"
+    )
 
 
 class SoftNormal(TanhNormal):
@@ -73,10 +75,10 @@ class SoftCategorical(Categorical):
 class SoftPolicy(nn.Module):
     """obs -> (policy outputs (B, units), log of the temperature ())."""
 
-    def __init__(self, actor: nn.Module):
+    def __init__(self, actor: nn.Module, log_alpha: float):
         super().__init__()
         self.actor = actor
-        self.temperature = Temperature()
+        self.temperature = Temperature(log_alpha)
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         return self.actor(obs), self.temperature.log_alpha
@@ -85,9 +87,9 @@ class SoftPolicy(nn.Module):
 class Temperature(nn.Module):
     """The weight of the entropy; its log is what is learned."""
 
-    def __init__(self):
+    def __init__(self, log_alpha: float):
         super().__init__()
-        self.log_alpha = nn.Parameter(torch.zeros(()))
+        self.log_alpha = nn.Parameter(torch.tensor(log_alpha))
 
 
 class SoftActorCritic(ReplayActorCritic):
@@ -98,10 +100,10 @@ class SoftActorCritic(ReplayActorCritic):
     reports = (*ReplayActorCritic.reports, "alpha", "entropy")
 
     def __init__(self, settings: SoftActorCriticSettings, net_settings: NetSettings, site: Site):
+        self.log_alpha_max = math.inf if settings.log_alpha_max is None else settings.log_alpha_max
         super().__init__(settings, net_settings, site)
         given = settings.target_entropy
         self.target_entropy = self.distribution.default_target_entropy() if given is None else given
-        self.log_alpha_max = math.inf if settings.log_alpha_max is None else settings.log_alpha_max
 
     @classmethod
     def check(cls, settings: SoftActorCriticSettings, action_space: spaces.Space) -> list[Mistake]:
@@ -118,7 +120,7 @@ class SoftActorCritic(ReplayActorCritic):
         return SoftCategorical(space) if isinstance(space, spaces.Discrete) else SoftNormal(space)
 
     def make_actor(self) -> SoftPolicy:
-        return SoftPolicy(super().make_actor())
+        return SoftPolicy(super().make_actor(), min(0.0, self.log_alpha_max))
 
     def actor_optimizers(self, spec: OptimSpec) -> dict[str, OptimSpec]:
         return {"actor": spec, "temperature": spec}

@@ -88,6 +88,12 @@ def test_alpha_rises_below_the_target_entropy_but_not_beyond_its_bound(lab):
         assert np.sign(-log_alpha.grad.item()) == sign
 
 
+@pytest.mark.parametrize(("bound", "start"), [(None, 0), (1.0, 0), (-3.0, -3)])
+def test_the_temperature_starts_at_one_or_at_its_bound(lab, bound, start):
+    agent = lab.agent("SAC", algorithm_={"log_alpha_max": bound})
+    assert agent.algorithm.actor.net.temperature.log_alpha.item() == start
+
+
 def test_the_target_entropy_is_the_same_policy_in_any_unit(lab):
     one, two = (lab.agent("SAC", action_space=spaces.Box(-high, high, (3,))).algorithm for high in (1, 2))
     assert one.target_entropy == pytest.approx(-3)
