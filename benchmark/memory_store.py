@@ -84,7 +84,7 @@ def measure(rows: int, folder: Path, repeats: int) -> None:
     print(f"{middle['save new rows'] / middle['save']:.1%} of its time", end=" ")
     print(f"(as many bytes by numpy: {middle['write as few'] / middle['write']:.1%} of a whole)")
     print(f"one byte and its sync: {middle['a bare sync'] / middle['save']:.1%} of a full save;", end=" ")
-    print("a save of new rows waits for three: the rows, the tree that tells of them, the folder")
+    print("a save of new rows waits for two: the rows, and the tree that tells of them")
 
 
 def make(rows: int):

@@ -8,9 +8,9 @@ from typing import Any
 import numba
 
 
-def njit(function: Callable) -> Any:
+def njit(function: Callable, nogil: bool = False) -> Any:
     """`function` compiled at its first call; the machine code is kept for the next process where a folder allows it."""
     try:
-        return numba.njit(cache=True, error_model="numpy")(function)
+        return numba.njit(cache=True, nogil=nogil, error_model="numpy")(function)
     except RuntimeError:  # "no locator available": neither the package's folder nor the user's cache is writable
-        return numba.njit(error_model="numpy")(function)
+        return numba.njit(nogil=nogil, error_model="numpy")(function)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import save, save_file
 
 from slm_lab.errors import RunError
 from slm_lab.lib.files import sync_folder
@@ -83,6 +83,50 @@ class LastTwo:
             raise RunError(f"no checkpoint to go on from:\n  {trouble}\n  {error}") from error
 
 
+class TurnAndTurn:
+    """Two files that are written over in turn, which takes one sync where giving a file another's name takes two.
+
+    Each tells how many trees were written before it; the one that tells of more is the latest. While one is written
+    over the other is whole.
+    """
+
+    def __init__(self, files: tuple[Path, Path]):
+        self.files = files
+        self._looked = False  # at what is there
+        self._count, self._next = 0, files[0]  # of the next tree
+
+    def save(self, tree: Any) -> None:
+        """In the place of the older one. Where that fails, the next one goes there too."""
+        if not self._looked:
+            self.load_newest_first()
+        write_over(self._next, {"count": self._count, "tree": tree})
+        self._count, self._next = self._count + 1, self._other(self._next)
+
+    def load_newest_first(self) -> tuple[list[tuple[Path, Any]], list[str]]:
+        """The whole ones, at most two of them, each with its file; and what is wrong with the others."""
+        found, troubles = [], []
+        for file in self.files:
+            try:
+                entry = read(file)
+                found.append((int(entry["count"]), file, entry["tree"]))
+            except RunError as error:
+                troubles.append(str(error))
+            except (KeyError, TypeError, ValueError) as error:
+                troubles.append(f"{file}: not one of these trees ({error})")
+        found.sort(key=lambda entry: entry[0], reverse=True)
+        self._looked = True
+        if found:
+            self._count, self._next = found[0][0] + 1, self._other(found[0][1])
+        return [(file, tree) for _, file, tree in found], troubles
+
+    def damaged(self, file: Path) -> None:
+        """What the tree in that file tells of is not there: it is the next one to be written over."""
+        self._next = file
+
+    def _other(self, file: Path) -> Path:
+        return self.files[file == self.files[0]]
+
+
 def _readable(path: Path) -> bool:
     try:
         read(path)
@@ -91,12 +135,35 @@ def _readable(path: Path) -> bool:
     return True
 
 
-def write_beside(path: Path, tree: Any) -> Path:
-    """`tree` in a file with a temporary name beside `path`, flushed to disk."""
+def write_over(path: Path, tree: Any) -> None:
+    """`tree` durably in the file itself, which is damaged until this returns."""
+    content = save(*_encoded(tree))
+    try:
+        new = not path.exists()
+        with open(path, "wb" if new else "rb+", buffering=0) as file:
+            view = memoryview(content)
+            while view:
+                view = view[file.write(view) :]
+            file.truncate()
+            os.fsync(file.fileno())
+        if new:
+            sync_folder(path.parent)
+    except OSError as error:
+        raise RunError(f"{path}: cannot be written: {error.strerror or error}") from error
+
+
+def _encoded(tree: Any) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """The file's tensors and its metadata."""
     arrays: dict[str, np.ndarray] = {}
     skeleton = json.dumps(_pack(tree, "", arrays), separators=(",", ":"))
     metadata = {"format": str(FORMAT), "tree": skeleton}
     metadata["checksum"] = _checksum(metadata, arrays)
+    return arrays, metadata
+
+
+def write_beside(path: Path, tree: Any) -> Path:
+    """`tree` in a file with a temporary name beside `path`, flushed to disk."""
+    arrays, metadata = _encoded(tree)
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         save_file(arrays, temporary, metadata)

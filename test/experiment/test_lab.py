@@ -35,7 +35,6 @@ def test_a_run_leaves_the_documented_files_and_no_other(small):
         "t0/metrics.json",
         "t0/s0/checkpoint/best.safetensors",
         "t0/s0/checkpoint/latest.safetensors",
-        "t0/s0/checkpoint/rows/finals_000000.bin",
         "t0/s0/checkpoint/rows/rows_000000.bin",
         "t0/s0/eval.csv",
         "t0/s0/learning_curve.png",

@@ -69,7 +69,7 @@ def test_a_snapshot_is_left_where_it_is_asked_for(make_folder, ear, disk_spec):
     folder = make_folder()
     Session(disk_spec(save_snapshot=True), folder, ear).run()
     assert sorted(path.name for path in folder.memory_folder.iterdir()) == ["snapshot"]
-    assert (folder.memory_folder / "snapshot" / "latest.safetensors").exists()
+    assert (folder.memory_folder / "snapshot" / "tree_a.safetensors").exists()
 
 
 def test_checkpoints_hold_no_rows_but_the_newest(make_spec, make_folder, ear):

@@ -23,32 +23,41 @@ if TYPE_CHECKING:
 CHUNK = 4096  # rows exported at a time: a memory on disk may not fit into RAM
 
 
+class Saved:
+    """The folder that a memory was saved to or loaded from: its rows in files that only grow (store.py), the rest as a
+    tree that tells of them, the last two of which are kept."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.store = Store(folder)
+        self.trees = tree_file.TurnAndTurn((folder / "tree_a.safetensors", folder / "tree_b.safetensors"))
+
+
 def save(memory: Memory, folder: Path) -> None:
-    """Rows in append-only files (store.py), the rest as a tree beside them; the save before stays good until this one
-    is whole."""
+    """The save before stays good until this one is whole."""
     if memory.saved is None or memory.saved.folder != folder:
-        memory.saved = Store(folder)
-    with rows_in(memory, memory.saved):
+        memory.saved = Saved(folder)
+    with rows_in(memory, memory.saved.store):
         tree = memory.state_dict()
-    _trees(folder).save(tree)
-    memory.saved.confirm()
+    memory.saved.trees.save(tree)
+    memory.saved.store.confirm()
 
 
 def load(memory: Memory, folder: Path) -> None:
     """The last save, or the one before it where the last one is damaged; where both are, the memory is empty after."""
-    files = _trees(folder)
-    troubles = []
-    for file in (files.latest, files.previous):
-        memory.saved = Store(folder)
+    memory.saved = saved = Saved(folder)
+    found, troubles = saved.trees.load_newest_first()
+    for file, tree in found:
+        saved.store = Store(folder)
         try:
-            tree = tree_file.read(file)
-            with rows_in(memory, memory.saved):
+            with rows_in(memory, saved.store):
                 memory.load_state_dict(tree)
             return
         except RunError as error:
             troubles.append(str(error))
         except (KeyError, TypeError, ValueError, AttributeError, MemoryError, OverflowError) as error:
             troubles.append(f"{file}: not a memory's state ({type(error).__name__}: {error})")
+        saved.trees.damaged(file)
     memory.saved = None
     memory._use_layout(memory.ring.layout)
     raise RunError("no memory could be loaded:\n  " + "\n  ".join(troubles))
@@ -161,7 +170,3 @@ def _as_rows(arrays: dict[str, np.ndarray], places: np.ndarray) -> dict[str, Any
         else:
             rows[name] = array[places]
     return rows
-
-
-def _trees(folder: Path) -> tree_file.LastTwo:
-    return tree_file.LastTwo(folder / "latest.safetensors", folder / "previous.safetensors")

@@ -21,7 +21,6 @@ from slm_lab.agent.memory.priorities import quantiles
 from slm_lab.agent.memory.ring import SEEN, Ring
 from slm_lab.agent.memory.sampler import Uniform
 from slm_lab.agent.memory.stage import Stage, as_array
-from slm_lab.agent.memory.store import Store
 from slm_lab.agent.memory.view import Transitions, take
 from slm_lab.agent.memory.window import Windows
 from slm_lab.errors import EmptyMemory, InvalidMemorySpec, InvalidRow, Mistake, RunError
@@ -65,7 +64,7 @@ class Memory:
         self.gamma = gamma
         self.training_frequency = training_frequency
         self.training_start_step = training_start_step
-        self.saved: Store | None = None  # of the last `save` or `load`
+        self.saved: archive.Saved | None = None  # of the last `save` or `load`
         self.spaces = observation_space, action_space
         self.path = path  # folder for storages that need one; rows in RAM need none
         self.rng = seeds.generator(seed, "memory")
@@ -124,7 +123,7 @@ class Memory:
     def _use_layout(self, layout: Layout) -> None:
         """Start empty, with rows of this layout."""
         if self.saved is not None:
-            self.saved.forget()
+            self.saved.store.forget()
         self.ring.use_layout(layout)
         self.sampler.reset()
         self.view = self.make_view()

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slm_lab.agent.memory import store
+from slm_lab.agent.memory import restore, store
 from slm_lab.errors import RunError
 from slm_lab.lib import tree_file
 
@@ -26,6 +26,7 @@ class Killed(BaseException):
 @pytest.fixture(autouse=True)
 def _small_segments(monkeypatch):
     monkeypatch.setattr(store, "CHUNK_BYTES", 64)  # of three rows of this walk
+    monkeypatch.setattr(restore, "PIECE_BYTES", 64)
 
 
 def walk(lab, memory, steps):
@@ -118,7 +119,7 @@ def test_size_of_the_store_is_bounded(lab, tmp_path):
         memory.save(tmp_path)
         sizes.append(sum(file.stat().st_size for file in tmp_path.glob("rows_*.bin")))
         counts.append(len(files(tmp_path)))
-    assert max(sizes) <= 1.5 * 100 * row
+    assert max(sizes) <= 1.6 * 100 * row  # with the finals
     assert max(counts) < 30
 
 
@@ -128,8 +129,8 @@ def test_a_save_writes_new_rows_only(lab, tmp_path, monkeypatch):
     memory.save(tmp_path)
     before = {file: file.read_bytes() for file in tmp_path.glob("*.bin")}
     written = []
-    real = store._write_all
-    monkeypatch.setattr(store, "_write_all", lambda file, array: (written.append(array.nbytes), real(file, array)))
+    real = store.write_all
+    monkeypatch.setattr(store, "write_all", lambda file, array: (written.append(array.nbytes), real(file, array)))
     walk(lab, memory, range(500, 510))
     memory.save(tmp_path)
     assert sum(written) <= 10 * (memory.describe()["bytes_per_row"] + 8)
@@ -143,7 +144,7 @@ def test_newest_save_damaged_gives_way_to_the_one_before(lab, tmp_path):
     memory.save(tmp_path)
     walk(lab, memory, range(40, 50))
     memory.save(tmp_path)
-    (tmp_path / "latest.safetensors").write_bytes(b"torn")
+    (tmp_path / "tree_b.safetensors").write_bytes(b"torn")
     copy.load(tmp_path)
     assert_same(before, copy)
     walk(lab, copy, range(60, 65))
@@ -151,6 +152,21 @@ def test_newest_save_damaged_gives_way_to_the_one_before(lab, tmp_path):
     again = lab.make(max_size=30)
     again.load(tmp_path)
     assert_same(copy, again)
+
+
+def test_saves_after_a_damaged_one_take_its_place_and_keep_the_good_one(lab, tmp_path):
+    memory, copy, again = (lab.make(max_size=30) for _ in range(3))
+    for count in range(3):  # a, b, a
+        walk(lab, memory, range(10 * count, 10 * count + 10))
+        memory.save(tmp_path)
+    (tmp_path / "tree_a.safetensors").write_bytes(b"torn")
+    copy.load(tmp_path)
+    assert copy.seen == 20
+    walk(lab, copy, range(50, 53))
+    copy.save(tmp_path)  # into a: b must stay whole
+    (tmp_path / "tree_a.safetensors").write_bytes(b"torn")
+    again.load(tmp_path)
+    assert again.seen == 20
 
 
 @pytest.mark.parametrize("damage", ["cut", "flip", "gone"])
@@ -181,14 +197,15 @@ def test_no_damage_goes_unnoticed(lab, tmp_path, damage):
 
 
 def forged(lab, tmp_path, change):
+    folder = tmp_path / str(len(list(tmp_path.iterdir())))
     memory = lab.make(max_size=30)
     walk(lab, memory, range(12))
-    memory.save(tmp_path)
-    tree = tree_file.read(tmp_path / "latest.safetensors")
-    change(tree)
-    tree_file.write(tmp_path / "latest.safetensors", tree)
+    memory.save(folder)
+    entry = tree_file.read(folder / "tree_a.safetensors")
+    change(entry["tree"])
+    tree_file.write(folder / "tree_a.safetensors", entry)
     with pytest.raises(RunError, match="no memory could be loaded"):
-        lab.make(max_size=30).load(tmp_path)
+        lab.make(max_size=30).load(folder)
 
 
 @pytest.mark.parametrize("count", [10**15, 2**62, 2**70, -1])
@@ -200,7 +217,11 @@ def test_claims_are_checked_before_room_is_made_for_them(lab, tmp_path, count):
     forged(lab, tmp_path, more_rows)
     forged(lab, tmp_path, lambda tree: tree["ring"].update(head=[count]))
     forged(lab, tmp_path, lambda tree: tree["ring"].update(tail=[count]))
-    forged(lab, tmp_path, lambda tree: tree["ring"]["segments"][0].update(finals=count))
+    forged(lab, tmp_path, lambda tree: tree["ring"]["segments"][0].update(parts=[[11, count]]))
+    forged(lab, tmp_path, lambda tree: tree["ring"]["segments"][0].update(parts=[[count, 1]]))
+    forged(lab, tmp_path, lambda tree: tree["ring"]["segments"][0].update(parts=[[-count, 0], [count + 11, 0]]))
+    forged(lab, tmp_path, lambda tree: tree["ring"]["segments"][0].update(parts=[]))
+    forged(lab, tmp_path, lambda tree: tree["ring"]["segments"][0].pop("parts"))
     forged(lab, tmp_path, lambda tree: tree["ring"]["segments"][0].update(number="../../x"))
     forged(lab, tmp_path, lambda tree: tree["ring"].pop("newest"))
     forged(lab, tmp_path, lambda tree: tree["ring"].update(pending=np.zeros(3)))
@@ -223,7 +244,7 @@ def die_at(monkeypatch, function, call):
     return calls
 
 
-@pytest.mark.parametrize(("function", "calls"), [("fsync", 9), ("replace", 2), ("unlink", 2)])
+@pytest.mark.parametrize(("function", "calls"), [("fsync", 6), ("unlink", 2)])
 def test_killed_at_any_point_of_a_save_one_of_the_two_is_loaded(lab, tmp_path, monkeypatch, function, calls):
     for call in range(1, calls + 1):
         folder = tmp_path / f"{call}"
@@ -260,7 +281,7 @@ def test_a_full_disk_leaves_the_last_save_and_the_next_one_works(lab, tmp_path, 
             file.write(b"half")
             raise OSError(28, "No space left on device")
 
-        patch.setattr(store, "_write_all", full)
+        patch.setattr(store, "write_all", full)
         with pytest.raises(RunError, match="rows cannot be written: No space left"):
             memory.save(tmp_path)
     copy.load(tmp_path)
