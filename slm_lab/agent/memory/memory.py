@@ -281,10 +281,20 @@ class Memory:
         self.ring.drop(self._until())
         return batch
 
-    def batches(self, batch_size: int, epochs: int = 1, of: Batch | None = None) -> Iterator[Batch]:
+    def batches(
+        self, batch_size: int, epochs: int = 1, part: str = "train", member: int | None = None, of: Batch | None = None
+    ) -> Iterator[Batch]:
         """Minibatches of `all()`, or of a batch that an algorithm has prepared: in each epoch every row exactly once,
-        in a fresh order; the last one of an epoch may be smaller."""
-        of = self.all() if of is None else of
+        in a fresh order; the last one of an epoch may be smaller. Parts and members are for ModelBasedReplay to give:
+        here all rows are to train on."""
+        if part != "train" or member is not None:
+            raise InvalidMemorySpec(
+                f"batches: part '{part}' and member {member} were asked for; {self.settings.name} has neither validation "
+                "rows nor members: use ModelBasedReplay"
+            )
+        return self._minibatches_of(self.all() if of is None else of, batch_size, epochs)
+
+    def _minibatches_of(self, of: Batch, batch_size: int, epochs: int) -> Iterator[Batch]:
         count = len(of.reward)
         for _ in range(epochs):
             order = torch.from_numpy(self.rng.permutation(count))

@@ -267,3 +267,10 @@ def test_rows_are_found_where_one_env_has_gone_round_the_table_many_times_more_o
     assert [row[:3:2] for row in lab.read(memory)] == [(0, 1), (1, 2), (148, 149), (149, 150), (150, 151)]
     batch = memory.sample(50, sequence_length=2)
     assert set(batch.obs[:, 0, 0].tolist()) == {0, 1, 148, 149, 150}
+
+
+@pytest.mark.parametrize("asked", [{"part": "validation"}, {"member": 0}])
+def test_parts_and_members_are_for_the_memory_that_has_them(lab, asked):
+    memory = lab.make("OnPolicyReplay")
+    with pytest.raises(InvalidMemorySpec, match="ModelBasedReplay"):
+        memory.batches(4, **asked)
