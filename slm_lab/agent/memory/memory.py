@@ -289,8 +289,8 @@ class Memory:
         here all rows are to train on."""
         if part != "train" or member is not None:
             raise InvalidMemorySpec(
-                f"batches: part '{part}' and member {member} were asked for; {self.settings.name} has neither validation "
-                "rows nor members: use ModelBasedReplay"
+                f"batches: part '{part}' and member {member} were asked for; {self.settings.name} has no "
+                "validation rows and no members: use ModelBasedReplay"
             )
         return self._minibatches_of(self.all() if of is None else of, batch_size, epochs)
 
