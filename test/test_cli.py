@@ -216,9 +216,9 @@ DQN = {
             {
                 "agent": {**DQN, "algorithm": {"name": "PPO"}},
                 "env": {"name": "CartPol-v1"},
-                "meta": {"distributed": "synced"},
+                "meta": {"distributed": "synced", "device": "cuda:99"},
             },
-            ["env.max_frame", "agent.memory.name", "meta.distributed"],
+            ["env.max_frame", "agent.memory.name", "meta.device", "meta.device"],
         ),
         (
             {"agent": DQN, "env": {"name": "Nope-v1", "max_frame": 1}, "meta": {"device": "cuda:99"}},

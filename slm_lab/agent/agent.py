@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,13 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
-from slm_lab.agent.algorithm.algorithm import Site
+from slm_lab.agent.algorithm.algorithm import Algorithm, Site
+from slm_lab.agent.algorithm.recurrent import Carried
+from slm_lab.agent.common import Common
 from slm_lab.agent.memory import make_memory
 from slm_lab.agent.memory.store import Store
-from slm_lab.errors import Mistake
+from slm_lab.agent.memory.window import HIDDEN
+from slm_lab.errors import Mistake, RunError
 from slm_lab.lib import seeds
 from slm_lab.spec import registry
 from slm_lab.spec.schema import AgentSpec, MetaSpec, Spec
@@ -34,14 +37,16 @@ class Agent:
         seed: int,
         goal_functions: GoalFunctions = (None, None),
         memory_folder: Path | None = None,
+        common: Mapping[str, Common] | None = None,
     ):
         """`goal_functions`: the env's compute_reward and compute_terminated, for a memory that relabels goals;
-        `memory_folder`: where a memory on disk keeps its rows, a temporary folder if None."""
+        `memory_folder`: where a memory on disk keeps its rows, a temporary folder if None; `common`: by learner, what
+        other sessions train too."""
         settings = spec.agent.algorithm
         num_envs = spec.env.num_envs
-        device = device_name(spec.meta.device)
-        site = Site(observation_space, action_space, seed, device, compile_pays(spec), num_envs)
-        self.algorithm = registry.find("algorithm", settings.name)(settings, spec.agent.net, site)
+        # Each session of a distributed trial plays its part of the frames; schedules go by those of all of them.
+        self.sessions = spec.meta.max_session if spec.meta.distributed else 1
+        self.algorithm = make_algorithm(spec, observation_space, action_space, seed, common)
         self.memory = None
         if self.algorithm.needs_learning:
             self.memory = make_memory(
@@ -53,25 +58,45 @@ class Agent:
                 seed=seeds.derive(seed, "memory"),
                 path=memory_folder,
                 training_frequency=settings.rows_to_learn(num_envs),
-                training_start_step=settings.first_learning_frame(),
+                training_start_step=-(-settings.first_learning_frame() // self.sessions),
                 compute_reward=goal_functions[0],
                 compute_terminated=goal_functions[1],
             )
 
-    def act(self, obs: Any, frame: int, explore: bool = True) -> np.ndarray:
-        """(N, ...) an action for each observation."""
-        return self.algorithm.act(obs, frame, explore)
+    def first_carried(self, num_envs: int) -> Carried | None:
+        """What a recurrent net carries from step to step, as episodes begin; None where nothing is carried."""
+        return Carried(num_envs, self.algorithm.state_size) if self.algorithm.state_size else None
 
-    def remember(self, obs: Any, action: np.ndarray, step: Step) -> None:
+    def act(self, obs: Any, frame: int, explore: bool = True, carried: Carried | None = None) -> np.ndarray:
+        """(N, ...) an action for each observation. `carried` goes on a step; without it, episodes begin."""
+        if carried is None:
+            return self.algorithm.act(obs, self.sessions * frame, explore)
+        return self.algorithm.act(obs, self.sessions * frame, explore, carried)
+
+    def remember(self, obs: Any, action: np.ndarray, step: Step, carried: Carried | None = None) -> None:
+        """Keep a step to learn from. What is carried begins anew where an episode ended."""
         if self.memory is not None:
-            self.memory.add(obs, action, step.reward, step.terminated, step.truncated, step.next_obs)
+            extras = self.extras_of_rows(carried)
+            self.memory.add(obs, action, step.reward, step.terminated, step.truncated, step.next_obs, **extras)
             self.algorithm.remember(obs, action, step)
+        if carried is not None:
+            carried.begin_anew(step.terminated | step.truncated)
+
+    def extras_of_rows(self, carried: Carried | None) -> dict[str, np.ndarray]:
+        """The state that each row was acted in, where learning begins its sequences from it."""
+        if carried is None or not (self.memory.on_policy or HIDDEN in self.memory.needed_extras()):
+            return {}
+        return {HIDDEN: carried.before}
 
     def learn(self, frame: int) -> None:
         """As many learn rounds as are due at this frame."""
         if self.memory is not None:
             for _ in range(self.memory.due(frame)):
-                self.algorithm.learn(self.memory, frame)
+                self.algorithm.learn(self.memory, self.sessions * frame)
+
+    def report(self, frame: int) -> dict[str, float]:
+        """What the algorithm reports at this frame."""
+        return self.algorithm.report(self.sessions * frame)
 
     def keep_rows_in(self, folder: Path) -> None:
         """From now on `state_dict` leaves a replay memory's rows there, in files that only grow, and tells of them."""
@@ -103,6 +128,25 @@ class Agent:
             self.memory.load_state_dict(tree["memory"])
 
 
+def make_algorithm(
+    spec: Spec,
+    observation_space: spaces.Space,
+    action_space: spaces.Space,
+    seed: int,
+    common: Mapping[str, Common] | None = None,
+) -> Algorithm:
+    """The algorithm by itself. Raises RunError where it keeps to itself what it is given in `common`."""
+    settings, meta = spec.agent.algorithm, spec.meta
+    compiled, device = compile_pays(spec), device_name(meta.device)
+    site = Site(observation_space, action_space, seed, device, compiled, spec.env.num_envs, common or {})
+    algorithm = registry.find("algorithm", settings.name)(settings, spec.agent.net, site)
+    learners = algorithm.named_learners
+    apart = [name for name, learner in learners.items() if common is not None and learner.common is None]
+    if apart:
+        raise RunError(f"{settings.name} does not hand site.common to its {', '.join(apart)}: it cannot be distributed")
+    return algorithm
+
+
 def check_agent(
     spec: Spec,
     observation_space: spaces.Space,
@@ -121,6 +165,11 @@ def check_agent(
         mistakes += unfitting
         mistakes += registry.find("net", spec.agent.net.type).check(spec.agent.net, observation_space)
         mistakes += _check_net(spec.agent, algorithm)
+        if spec.meta.compile is True and _carries_state(spec.agent):
+            problem = f"torch does not compile the cells of {spec.agent.net.type}; use 'auto' or false"
+            mistakes.append(Mistake("meta.compile", f"true: {problem}"))
+        if spec.meta.distributed:
+            mistakes += _check_distributed(spec)
     return mistakes + check_place(spec.meta)
 
 
@@ -135,8 +184,8 @@ def check_parts(agent: AgentSpec) -> list[Mistake]:
 def check_place(meta: MetaSpec) -> list[Mistake]:
     """What the spec asks for that this machine, or this version of the lab, does not have."""
     mistakes = []
-    if meta.distributed:
-        mistakes.append(Mistake("meta.distributed", "sessions that share one net are not available; use false"))
+    if meta.distributed and device_name(meta.device) != "cpu":
+        mistakes.append(Mistake("meta.device", "distributed sessions meet in the CPU's memory: use 'cpu'"))
     if meta.compile is True and not has_compiler():
         mistakes.append(Mistake("meta.compile", "true needs a C++ compiler on the PATH, and there is none; use false"))
     try:
@@ -147,8 +196,24 @@ def check_place(meta: MetaSpec) -> list[Mistake]:
     return mistakes
 
 
+def _check_distributed(spec: Spec) -> list[Mistake]:
+    mistakes = []
+    sessions, max_frame, net = spec.meta.max_session, spec.env.max_frame, spec.agent.net
+    if max_frame < sessions:
+        mistakes.append(Mistake("env.max_frame", f"{max_frame} cannot be shared out among {sessions} sessions"))
+    for key in ("optim_spec", "actor_optim_spec", "critic_optim_spec"):
+        optimizer = getattr(net, key, None)
+        if optimizer is not None and optimizer.name == "Lookahead":
+            problem = "Lookahead goes back to parameters of its own, over what other sessions have learned"
+            mistakes.append(Mistake(f"agent.net.{key}.name", f"{problem}; use {optimizer.inner_name()}"))
+    return mistakes
+
+
 def _check_net(agent: AgentSpec, algorithm: Any) -> list[Mistake]:
     net = registry.find("net", agent.net.type)
+    if _carries_state(agent) and algorithm.lacks_order:
+        problem = f"{agent.net.type} carries a state from step to step; {agent.algorithm.name} {algorithm.lacks_order}"
+        return [Mistake("agent.net.type", f"{problem}: use MLPNet")]
     if net.needs_head in (None, *algorithm.heads):
         return []
     problem = f"shapes the '{net.needs_head}' head; {agent.algorithm.name} asks for {' and '.join(algorithm.heads)}"
@@ -158,26 +223,42 @@ def _check_net(agent: AgentSpec, algorithm: Any) -> list[Mistake]:
 def _check_memory(agent: AgentSpec, algorithm: Any) -> list[Mistake]:
     name = agent.memory.name
     memory = registry.find("memory", name)
-    if memory.gives != algorithm.learns_from:
-        problem = f"gives {memory.gives}; {agent.algorithm.name} learns from {algorithm.learns_from}"
-        return [Mistake("agent.memory.name", f"'{name}' {problem}: use {_that_fit(algorithm)}")]
+    wanted = _learns_from(agent, algorithm)
+    if memory.gives != wanted:
+        learner = f"{agent.algorithm.name} with {agent.net.type}" if _carries_state(agent) else agent.algorithm.name
+        problem = f"gives {memory.gives}; {learner} learns from {wanted}"
+        return [Mistake("agent.memory.name", f"'{name}' {problem}: use {_that_fit(algorithm, wanted)}")]
+    if wanted == "sequences" and agent.memory.n_step > agent.memory.sequence_length:
+        problem = f"{agent.memory.n_step} is more than sequence_length {agent.memory.sequence_length}"
+        return [Mistake("agent.memory.n_step", f"{problem}: what lies between would be in no window; lower it")]
     if algorithm.on_policy is None or memory.on_policy == algorithm.on_policy:
         return []
     kind = "on-policy, from its newest rows" if algorithm.on_policy else "off-policy, from rows drawn again and again"
     return [
         Mistake(
             "agent.memory.name",
-            f"{agent.algorithm.name} learns {kind}: '{name}' does not fit; use {_that_fit(algorithm)}",
+            f"{agent.algorithm.name} learns {kind}: '{name}' does not fit; use {_that_fit(algorithm, wanted)}",
         )
     ]
 
 
-def _that_fit(algorithm: Any) -> str:
+def _carries_state(agent: AgentSpec) -> bool:
+    return getattr(registry.find("net", agent.net.type), "carries_state", False)
+
+
+def _learns_from(agent: AgentSpec, algorithm: Any) -> str:
+    """What the memory is to give: a net that carries a state learns from replayed rows in their order alone."""
+    if _carries_state(agent) and algorithm.on_policy is False and not algorithm.lacks_order:
+        return "sequences"
+    return algorithm.learns_from
+
+
+def _that_fit(algorithm: Any, wanted: str) -> str:
     known = {name: registry.find("memory", name) for name in registry.names("memory")}
     fitting = [
         name
         for name, memory in known.items()
-        if memory.gives == algorithm.learns_from and algorithm.on_policy in (None, memory.on_policy)
+        if memory.gives == wanted and algorithm.on_policy in (None, memory.on_policy)
     ]
     return " or ".join(fitting)
 
@@ -194,7 +275,7 @@ def compile_pays(spec: Spec) -> bool:
     algorithm = spec.agent.algorithm
     if spec.meta.compile != "auto" or not hasattr(algorithm, "opt_steps"):
         return spec.meta.compile is True
-    return has_compiler() and algorithm.opt_steps(spec.env.max_frame, spec.env.num_envs) >= STEPS_THAT_PAY
+    return has_compiler() and not _carries_state(spec.agent) and algorithm.opt_steps(spec.env.max_frame, spec.env.num_envs) >= STEPS_THAT_PAY
 
 
 def has_compiler() -> bool:

@@ -11,6 +11,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from slm_lab.agent.agent import Agent
+from slm_lab.agent.algorithm.recurrent import Carried
 from slm_lab.agent.learner import Learner
 from slm_lab.env import VectorEnv
 from slm_lab.env.arrays import parts_of
@@ -146,12 +147,13 @@ class WatchedAgent(Agent):
     """The agent that it was made of, with a look at what goes in and comes out."""
 
     def __init__(self, agent: Agent, env: VectorEnv, checks: Checks):
+        self.sessions = agent.sessions
         self.algorithm = agent.algorithm
         self.memory = agent.memory
         self.env = env
         self.checks = checks
 
-    def remember(self, obs: Arrays, action: Arrays, step: Step) -> None:
+    def remember(self, obs: Arrays, action: Arrays, step: Step, carried: Carried | None = None) -> None:
         checks = self.checks
         rows = len(step.reward)
         checks.rows += rows
@@ -161,13 +163,13 @@ class WatchedAgent(Agent):
         if misfits and not isinstance(self.env.action_space, spaces.Box):
             checks.fault("actions", f"{action} lies outside {self.env.action_space}, at row {checks.rows}")
         if self.memory is not None:
-            row = {**step._asdict(), "obs": obs, "action": action}
+            row = {**step._asdict(), "obs": obs, "action": action, **self.extras_of_rows(carried)}
             try:
                 self.memory.validate(row, bounds=False)  # counted above: many envs leave their own
             except ValueError as problem:
                 checks.fault("memory", f"{problem}, at row {checks.rows}")
                 raise
-        super().remember(obs, action, step)
+        super().remember(obs, action, step, carried)
 
 
 def count_inside(values: Arrays, space: spaces.Space) -> int:

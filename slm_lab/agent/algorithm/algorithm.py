@@ -66,8 +66,10 @@ class Algorithm:
     learns_from: ClassVar[str] = "transitions"  # what the memory gives
     needs_learning: ClassVar[bool] = True
     heads: ClassVar[tuple[str, ...]] = ()  # what it asks of a net
+    lacks_order: ClassVar[str | None] = "learns from rows one by one"  # why it takes no net that carries a state
     reports: ClassVar[tuple[str, ...]] = ()  # what `report` gives besides loss, lr and grad_norm: columns of the table
     learner: Learner | None = None
+    state_size: int = 0  # numbers that the net carries from step to step in each sub-env
 
     def __init__(self, settings: Any, net_settings: NetSettings | None, site: Site):
         self.others: dict[str, Learner] = {}  # further learners, by what their columns of the table begin with
@@ -82,7 +84,10 @@ class Algorithm:
         return []
 
     def act(self, obs: Any, frame: int, explore: bool = True) -> np.ndarray:
-        """(N, ...) actions for (N, ...) observations; without `explore`, the best ones known, and no random draw."""
+        """(N, ...) actions for (N, ...) observations; without `explore`, the best ones known, and no random draw.
+
+        Those that take nets with a state have one more parameter, `carried`: what these nets carry, if they do.
+        """
         raise NotImplementedError
 
     def remember(self, obs: Any, action: np.ndarray, step: Step) -> None:
@@ -111,6 +116,10 @@ class Algorithm:
     @property
     def named_learners(self) -> dict[str, Learner]:
         return {} if self.learner is None else {"learner": self.learner, **self.others}
+
+    def share(self, *, synced: bool) -> dict[str, Common]:
+        """By learner, copies of what is learned in shared memory, for the sessions of a distributed trial."""
+        return {name: learner.share(synced=synced) for name, learner in self.named_learners.items()}
 
     @property
     def acting(self) -> Learner | None:
