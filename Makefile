@@ -1,6 +1,7 @@
 # make demo   train the demo spec on CartPole-v1          make lint   style and types
 # make test   run the tests (ARGS="-k memory" for some)   make bench  measure against other libraries
 # make setup  only set up .venv                           make clean  remove .venv and all that tools leave; data/ stays
+# make docs   write the key tables of docs/algorithms.md anew
 # Another Python than python3: make PYTHON=python3.12 …
 
 PYTHON ?= python3
@@ -10,7 +11,7 @@ PIP := $(PY) -m pip install -qq --disable-pip-version-check
 READY := $(VENV)/.ready
 BUSY := $(VENV)/.unfinished
 .DELETE_ON_ERROR:
-.PHONY: demo test lint bench setup clean
+.PHONY: demo test lint bench docs setup clean
 
 demo: $(READY)
 	@$(PY) run_lab.py spec/demo.json dqn_cartpole train
@@ -22,6 +23,9 @@ lint: $(READY)
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check --quiet .
 	@$(PY) -m mypy
+
+docs: $(READY)
+	@$(PY) -m slm_lab.spec.reference docs/algorithms.md
 
 bench: $(VENV)/.bench
 	@for script in benchmark/*.py; do $(PY) $$script $(ARGS) || exit 1; done
