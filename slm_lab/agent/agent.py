@@ -71,7 +71,8 @@ class Agent:
         """(N, ...) an action for each observation. `carried` goes on a step; without it, episodes begin."""
         if carried is None:
             return self.algorithm.act(obs, self.sessions * frame, explore)
-        return self.algorithm.act(obs, self.sessions * frame, explore, carried)
+        act: Callable[..., np.ndarray] = self.algorithm.act  # of one that takes nets with a state
+        return act(obs, self.sessions * frame, explore, carried)
 
     def remember(self, obs: Any, action: np.ndarray, step: Step, carried: Carried | None = None) -> None:
         """Keep a step to learn from. What is carried begins anew where an episode ended."""
@@ -275,7 +276,11 @@ def compile_pays(spec: Spec) -> bool:
     algorithm = spec.agent.algorithm
     if spec.meta.compile != "auto" or not hasattr(algorithm, "opt_steps"):
         return spec.meta.compile is True
-    return has_compiler() and not _carries_state(spec.agent) and algorithm.opt_steps(spec.env.max_frame, spec.env.num_envs) >= STEPS_THAT_PAY
+    return (
+        has_compiler()
+        and not _carries_state(spec.agent)
+        and algorithm.opt_steps(spec.env.max_frame, spec.env.num_envs) >= STEPS_THAT_PAY
+    )
 
 
 def has_compiler() -> bool:

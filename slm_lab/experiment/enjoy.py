@@ -39,8 +39,9 @@ def play(spec: Spec, folder: SessionFolder, episodes: int, render: bool) -> Iter
         obs = env.reset()
         for _ in range(episodes):
             total, length, over, note = 0.0, 0, False, ""
+            carried = agent.first_carried(1)
             while not over:
-                step = env.step(agent.act(obs, frame, explore=False))
+                step = env.step(agent.act(obs, frame, explore=False, carried=carried))
                 obs = step.obs
                 total, length = total + float(step.reward[0]), length + 1
                 over = bool(step.terminated[0] or step.truncated[0])

@@ -58,13 +58,14 @@ class Evaluator:
         """The evaluation, or None if it was asked to `stop`: done again, it gives what it would have given."""
         env = self.env
         obs = env.begin_stream(f"eval at {frame}")
+        carried = agent.first_carried(env.num_envs)  # of the one episode that counts in each
         returns = np.zeros(env.num_envs)
         lengths = np.zeros(env.num_envs, np.int64)
         playing = np.ones(env.num_envs, np.bool_)
         while playing.any():
             if stop():
                 return None
-            step = env.step(agent.act(obs, frame, explore=False))
+            step = env.step(agent.act(obs, frame, explore=False, carried=carried))
             returns += np.where(playing, step.reward, 0)
             lengths += playing
             playing &= ~(step.terminated | step.truncated) & (lengths < self.limit)

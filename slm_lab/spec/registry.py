@@ -49,6 +49,7 @@ TABLES: dict[str, dict[str, str]] = {
         "ConvNet": "slm_lab.agent.net.conv:ConvNet",
         "DuelingConvNet": "slm_lab.agent.net.dueling:DuelingConvNet",
         "HydraMLPNet": "slm_lab.agent.net.hydra:HydraMLPNet",
+        "RecurrentNet": "slm_lab.agent.net.recurrent:RecurrentNet",
     },
 }
 

@@ -7,6 +7,7 @@ import pytest
 from gymnasium import spaces
 
 from slm_lab.agent.agent import Agent
+from slm_lab.agent.algorithm.recurrent import Carried
 from slm_lab.spec.schema import Spec, read_spec
 from slm_lab.types import Step
 
@@ -26,6 +27,7 @@ LAYERS = {  # of nets whose layers are not simply `hid_layers`
     "ConvNet": {"conv_hid_layers": [[3, 3, 2]], "fc_hid_layers": [4]},
     "DuelingConvNet": {"conv_hid_layers": [[3, 3, 2]], "fc_hid_layers": [4]},
     "HydraMLPNet": {"hid_layers": [[], [4], []]},
+    "RecurrentNet": {"rnn_hidden_size": 4, "seq_len": 3},
 }
 
 
@@ -37,6 +39,7 @@ class Life:
         self.rng = np.random.default_rng(seed)
         self.frame = 0
         self.obs = self.observe()
+        self.carried: Carried | None = None
 
     def observe(self) -> np.ndarray:
         return self.rng.standard_normal((self.num_envs, 2)).astype(np.float32)
@@ -44,12 +47,13 @@ class Life:
     def go_on(self, agent: Agent, steps: int) -> np.ndarray:
         """So many vector steps of acting, remembering and learning; the actions, (steps, N, ...)."""
         actions = []
+        self.carried = self.carried or agent.first_carried(self.num_envs)
         for _ in range(steps):
-            action = agent.act(self.obs, self.frame)
+            action = agent.act(self.obs, self.frame, carried=self.carried)
             next_obs = self.observe()
             ends = self.rng.random((2, self.num_envs)) < 0.1
             step = Step(next_obs, next_obs, self.rng.random(self.num_envs), ends[0], ends[1] & ~ends[0])
-            agent.remember(self.obs, action, step)
+            agent.remember(self.obs, action, step, self.carried)
             self.frame += self.num_envs
             agent.learn(self.frame)
             self.obs = next_obs
@@ -69,6 +73,8 @@ class Lab:
         agent = {"algorithm": {"name": algorithm, **blocks.get("algorithm_", {})}}
         if memory:
             small = {"batch_size": 8, "max_size": 1000} if "OnPolicy" not in memory else {}
+            if memory == "SequenceReplay":
+                small |= {"sequence_length": 4, "burn_in": 2}
             if memory == "HindsightReplay":
                 small |= {"achieved": [0, 1], "desired": [1, 2], "reward_fn": "sparse"}
             agent["memory"] = {"name": memory, **small, **blocks.get("memory_", {})}

@@ -1,3 +1,4 @@
+import copy
 import warnings
 
 import numpy as np
@@ -22,7 +23,14 @@ FITTING = [
     if registry.find("algorithm", algorithm).on_policy == registry.find("memory", memory).on_policy
     and registry.find("algorithm", algorithm).learns_from == registry.find("memory", memory).gives
     and registry.find("net", net).needs_head in (None, *registry.find("algorithm", algorithm).heads)
+    and not registry.find("net", net).carries_state
     and not registry.find("net", net).check(registry.find("net", net).Settings(), BOX)  # nets for images: test_nets.py
+] + [
+    (algorithm, memory, "RecurrentNet")
+    for algorithm in LEARNING
+    for memory in ("SequenceReplay", "OnPolicyReplay", "OnPolicyBatchReplay")
+    if registry.find("algorithm", algorithm).on_policy == registry.find("memory", memory).on_policy
+    and registry.find("algorithm", algorithm).lacks_order is None
 ]
 
 
@@ -46,11 +54,11 @@ def test_every_fitting_combination_learns_and_stays_finite(lab, algorithm, memor
         return
     agent = Agent(spec, env.observation_space, env.action_space, seed=0)
     before = parameters(agent)
-    obs = env.reset()
+    obs, carried = env.reset(), agent.first_carried(2)
     for frame in range(0, 100, 2):
-        action = agent.act(obs, frame)
+        action = agent.act(obs, frame, carried=carried)
         step = env.step(action)
-        agent.remember(obs, action, step)
+        agent.remember(obs, action, step, carried)
         agent.learn(frame + 2)
         obs = step.obs
     assert agent.algorithm.opt_step > 0
@@ -170,7 +178,7 @@ def test_an_agent_goes_on_from_its_file_exactly(lab, algorithm, memory, net, tmp
     checkpoint.write(tmp_path / "agent", first.state_dict())
     again.go_on(lab.agent("Random"), 37)
     second.load_state_dict(checkpoint.read(tmp_path / "agent"))
-    again.obs = life.obs
+    again.obs, again.carried = life.obs, copy.deepcopy(life.carried)
     again.rng.bit_generator.state = life.rng.bit_generator.state
     assert (life.go_on(first, 40) == again.go_on(second, 40)).all()
     assert parameters(first) == parameters(second)

@@ -29,6 +29,25 @@ AGENTS = {
         "memory": {"name": "OnPolicyBatchReplay"},
         "net": NET,
     },
+    "recurrent PPO": {
+        "algorithm": {"name": "PPO", "time_horizon": 16, "minibatch_size": 16, "training_epoch": 2},
+        "memory": {"name": "OnPolicyBatchReplay"},
+        "net": {"type": "RecurrentNet", "rnn_hidden_size": 4, "seq_len": 8, "shared": False},
+    },
+    "recurrent DQN": {
+        "algorithm": {"name": "DQN", "training_frequency": 8, "training_start_step": 64},
+        "memory": {
+            "name": "SequenceReplay",
+            "max_size": 200,
+            "batch_size": 4,
+            "sequence_length": 5,
+            "burn_in": 3,
+            "n_step": 2,
+            "store_hidden": True,
+            "prioritized": True,
+        },
+        "net": {"type": "RecurrentNet", "cell_type": "LSTM", "rnn_hidden_size": 4},
+    },
     "SARSA": {
         "algorithm": {"name": "SARSA", "training_frequency": 8, "lam": 0.5, "minibatch_size": 8},
         "memory": {"name": "OnPolicyBatchReplay"},

@@ -31,7 +31,10 @@ class Countdown(gymnasium.Env):
 class Still:
     """An agent that always acts 0."""
 
-    def act(self, obs, frame, explore):
+    def first_carried(self, num_envs):
+        return None
+
+    def act(self, obs, frame, explore, carried):
         assert explore is False
         return np.zeros(len(obs), np.int64)
 

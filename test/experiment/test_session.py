@@ -64,7 +64,7 @@ def numbers(tree):
     ("name", "num_envs"),
     [
         *(("DQN", 1), ("DoubleDQN", 4), ("C51", 1), ("SARSA", 2), ("Reinforce", 1), ("ActorCritic", 2)),
-        *(("PPO", 4), ("PPOSIL", 2), ("Random", 3)),
+        *(("PPO", 4), ("PPOSIL", 2), ("Random", 3), ("recurrent PPO", 2), ("recurrent DQN", 2)),
     ],
 )
 def test_a_run_that_was_stopped_twice_ends_like_one_that_never_was(make_spec, make_folder, ear, name, num_envs):
@@ -113,7 +113,7 @@ def test_rows_of_a_start_that_came_to_no_checkpoint_are_forgotten(make_spec, mak
     assert_same(whole, folder)
 
 
-@pytest.mark.parametrize("name", ["DQN", "PPO", "Random"])
+@pytest.mark.parametrize("name", ["DQN", "PPO", "Random", "recurrent PPO", "recurrent DQN"])
 def test_evaluations_do_not_disturb_training(make_spec, make_folder, ear, name):
     found = []
     for episodes in (0, 1, 3):

@@ -14,6 +14,15 @@ from torch import Tensor
 from slm_lab.agent.algorithm.algorithm import Algorithm, Site, acting_forward, seeded_net
 from slm_lab.agent.algorithm.distribution import make_distribution
 from slm_lab.agent.algorithm.policy import Policy, PolicySettings, check_policy
+from slm_lab.agent.algorithm.recurrent import (
+    Carried,
+    carrying_forward,
+    mean,
+    outputs,
+    outputs_after,
+    outputs_of_each,
+    to_learn_from,
+)
 from slm_lab.agent.algorithm.returns import gae, n_step_returns, returns_to_go, standardize
 from slm_lab.agent.learner import WHOLE, Learner
 from slm_lab.agent.net.actor_critic import ActorCriticNet
@@ -46,6 +55,7 @@ class ActorCritic(Algorithm):
     Settings = ActorCriticSettings
     on_policy = True
     heads = ("policy", "value")
+    lacks_order = None
     reports = ("entropy_coef", "entropy", "policy_loss", "value_loss")
 
     def __init__(self, settings: ActorCriticSettings, net_settings: NetSettings, site: Site):
@@ -67,26 +77,30 @@ class ActorCritic(Algorithm):
             compiled=site.compiled,
             common=site.common.get("learner"),
         )
-        forward = acting_forward(net.actor.numpy_policy(), lambda obs: net(obs)[0], self.learner.device)
+        self.state_size = net.state_size
+        if self.state_size:
+            forward = carrying_forward(net, self.learner.device)
+        else:
+            forward = acting_forward(net.actor.numpy_policy(), lambda obs: net(obs)[0], self.learner.device)
         self.policy = Policy(self.distribution, forward, self.rng)
 
     @classmethod
     def check(cls, settings: ActorCriticSettings, action_space: spaces.Space) -> list[Mistake]:
         return check_policy(settings.name, settings.action_pdtype, action_space)
 
-    def act(self, obs: Any, frame: int, explore: bool = True) -> np.ndarray:
-        return self.policy.act(obs, explore)
+    def act(self, obs: Any, frame: int, explore: bool = True, carried: Carried | None = None) -> np.ndarray:
+        return self.policy.act(obs, explore, carried)
 
     def learn(self, memory: Any, frame: int) -> None:
-        batch = self.add_estimates(memory.drain())
+        batch = to_learn_from(self.add_estimates(memory.drain()), self.net_settings)
         self.learner.step(batch, frame, entropy_coef=self.settings.entropy_coef_spec.at(frame))
 
     @torch.no_grad()
     def add_estimates(self, batch: Batch) -> Batch:
         """The batch with extras (B,) as of now: `advantage`, `target` (of the value), `value` and `log_prob`."""
         on_device = self.learner.to_device(batch)
-        out, value = self.learner.net(on_device.obs)
-        _, next_value = self.learner.net(on_device.next_obs)
+        (out, value), after = outputs_of_each(self.learner.net, on_device)
+        _, next_value = outputs_after(self.learner.net, on_device.next_obs, after)
         advantage, target = self.estimate(batch, value.cpu().numpy(), next_value.cpu().numpy())
         if self.settings.standardize_advantages:
             advantage = standardize(advantage)
@@ -111,15 +125,15 @@ class ActorCritic(Algorithm):
         return returns - value, returns
 
     def loss(self, net: Callable, target: Callable, batch: Batch, scalars: dict[str, Tensor]):
-        out, value = net(batch.obs)
+        out, value = outputs(net, batch)
         log_prob = self.distribution.log_prob(out, batch.action)
-        policy_loss = -(batch.extras["advantage"] * log_prob).mean()
-        value_loss = self.value_loss(value, batch.extras["target"])
-        return self.total(out, policy_loss, value_loss, scalars, {})
+        policy_loss = -mean(batch.extras["advantage"] * log_prob, batch)
+        value_loss = mean(self.value_loss(value, batch.extras["target"], reduction="none"), batch)
+        entropy = mean(self.distribution.entropy(out), batch)
+        return self.total(policy_loss, value_loss, entropy, scalars, {})
 
-    def total(self, out: Tensor, policy_loss: Tensor, value_loss: Tensor, scalars: dict[str, Tensor], info: dict):
+    def total(self, policy_loss: Tensor, value_loss: Tensor, entropy: Tensor, scalars: dict[str, Tensor], info: dict):
         """The weighted sum of the losses less the entropy bonus, and what the train table shows."""
-        entropy = self.distribution.entropy(out).mean()
         loss = (
             self.settings.policy_loss_coef * policy_loss
             + self.settings.val_loss_coef * value_loss

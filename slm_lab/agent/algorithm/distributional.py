@@ -16,6 +16,7 @@ from torch import Tensor
 
 from slm_lab.agent.algorithm.algorithm import Site
 from slm_lab.agent.algorithm.dqn import DQN, VanillaDQNSettings
+from slm_lab.agent.algorithm.recurrent import Carried, mean, next_outputs, outputs
 from slm_lab.agent.learner import ERRORS
 from slm_lab.agent.net.settings import NetSettings
 from slm_lab.types import Batch
@@ -61,18 +62,18 @@ class Distributional(DQN):
         """(B, actions) of (B, actions, parts): arrays or tensors."""
         raise NotImplementedError
 
-    def values(self, obs: Any) -> np.ndarray:
-        out = self._values(obs)
+    def values(self, obs: Any, *carried: Carried) -> np.ndarray:
+        out = self._values(obs, *carried)
         return self.mean(out.reshape(len(out), self.num_actions, self.parts))
 
     def taken(self, spread: Tensor, index: Tensor) -> Tensor:
         """(B, parts) of the actions with these indices."""
         return spread.gather(-2, index.view(-1, 1, 1).expand(-1, 1, self.parts)).squeeze(-2)
 
-    def next_spread(self, net: Callable, target: Callable, next_obs: Tensor) -> Tensor:
+    def next_spread(self, net: Callable, target: Callable, batch: Batch) -> Tensor:
         """(B, parts) of the next action, as the target net sees it; the best by that net, or if `double` by the net."""
-        spread = self.spread(target(next_obs))
-        judge = self.spread(net(next_obs)) if self.settings.double else spread
+        spread = self.spread(next_outputs(target, batch))
+        judge = self.spread(next_outputs(net, batch)) if self.settings.double else spread
         return self.taken(spread, self.mean(judge).argmax(-1))
 
 
@@ -90,11 +91,11 @@ class QRDQN(Distributional):
 
     def loss(self, net: Callable, target: Callable, batch: Batch, loss_function: Callable):
         """The weighted quantile loss; `errors` is (B,) how far apart the means are."""
-        quantiles = self.taken(self.spread(net(batch.obs)), self.index(batch))
+        quantiles = self.taken(self.spread(outputs(net, batch)), self.index(batch))
         with torch.no_grad():
-            following = self.next_spread(net, target, batch.next_obs)
+            following = self.next_spread(net, target, batch)
             wanted = batch.reward.unsqueeze(-1) + batch.discount.unsqueeze(-1) * following
-        loss = (batch.weight * quantile_loss(quantiles, wanted, self.settings.kappa)).mean()
+        loss = mean(batch.weight * quantile_loss(quantiles, wanted, self.settings.kappa), batch)
         return loss, {ERRORS: (wanted.mean(-1) - quantiles.detach().mean(-1)).abs()}
 
 
@@ -133,13 +134,13 @@ class C51(Distributional):
     def loss(self, net: Callable, target: Callable, batch: Batch, loss_function: Callable):
         """The weighted cross-entropy to the projected target; `errors` is (B,) its excess over the least there is, the
         divergence that Hessel 2018 draws rows by."""
-        log_chances = self.taken(self.spread(net(batch.obs)), self.index(batch)).log_softmax(-1)
+        log_chances = self.taken(self.spread(outputs(net, batch)), self.index(batch)).log_softmax(-1)
         with torch.no_grad():
-            following = self.next_spread(net, target, batch.next_obs).softmax(-1)
+            following = self.next_spread(net, target, batch).softmax(-1)
             wanted = project(batch.reward, batch.discount, following, self.atoms)
             least = -torch.xlogy(wanted, wanted).sum(-1)
         cross_entropy = -(wanted * log_chances).sum(-1)
-        return (batch.weight * cross_entropy).mean(), {ERRORS: (cross_entropy.detach() - least).clamp(min=0)}
+        return mean(batch.weight * cross_entropy, batch), {ERRORS: (cross_entropy.detach() - least).clamp(min=0)}
 
 
 def project(reward: Tensor, discount: Tensor, chances: Tensor, atoms: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from pydantic import Field
 
 from slm_lab.agent.algorithm.algorithm import AlgorithmSettings
 from slm_lab.agent.algorithm.distribution import ActionDistribution, draw_category, fitting_distributions
+from slm_lab.agent.algorithm.recurrent import Carried
 from slm_lab.agent.algorithm.schedule import ScheduleSpec, constant
 from slm_lab.errors import Mistake
 
@@ -38,16 +39,16 @@ class Policy:
     def __init__(
         self,
         distribution: ActionDistribution,
-        forward: Callable[[np.ndarray], np.ndarray],
+        forward: Callable[..., np.ndarray],
         rng: np.random.Generator,
     ):
         self.distribution = distribution
         self.forward = forward
         self.rng = rng
 
-    def act(self, obs: np.ndarray, explore: bool) -> np.ndarray:
+    def act(self, obs: np.ndarray, explore: bool, carried: Carried | None = None) -> np.ndarray:
         """(N, ...) drawn actions, or without `explore` the most probable ones."""
-        out = self.forward(obs)
+        out = self.forward(obs) if carried is None else self.forward(obs, carried)
         return self.distribution.sample(out, self.rng) if explore else self.distribution.mode(out)
 
 

@@ -10,6 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from slm_lab.agent.algorithm.actor_critic import ActorCritic, ActorCriticSettings
+from slm_lab.agent.algorithm.recurrent import mean, minibatches, outputs
 from slm_lab.agent.algorithm.schedule import ScheduleSpec, constant
 from slm_lab.types import Batch
 
@@ -27,7 +28,11 @@ class PPOSettings(ActorCriticSettings):
         description="a learn round every so many vector steps (OnPolicyBatchReplay) or complete episodes "
         "(OnPolicyReplay); takes training_frequency's place",
     )
-    minibatch_size: int = Field(64, ge=1, description="rows of each update")
+    minibatch_size: int = Field(
+        64,
+        ge=1,
+        description="rows of each update; with a recurrent net as many whole sequences as have room for so many",
+    )
     training_epoch: int = Field(4, ge=1, description="passes over the rows of a learn round")
 
     def rows_to_learn(self, num_envs: int) -> int:
@@ -44,25 +49,27 @@ class PPO(ActorCritic):
     def learn(self, memory: Any, frame: int) -> None:
         batch = self.add_estimates(memory.drain())
         scalars = self.variables(frame)
-        for minibatch in memory.batches(self.settings.minibatch_size, epochs=self.settings.training_epoch, of=batch):
+        size, epochs = self.settings.minibatch_size, self.settings.training_epoch
+        for minibatch in minibatches(memory, batch, size, epochs, self.net_settings):
             self.learner.step(minibatch, frame, **scalars)
 
     def loss(self, net: Callable, target: Callable, batch: Batch, scalars: dict[str, Tensor]):
-        out, value = net(batch.obs)
+        out, value = outputs(net, batch)
         old, clip_eps = batch.extras, scalars["clip_eps"]
         log_ratio = self.distribution.log_prob(out, batch.action) - old["log_prob"]
         ratio = log_ratio.exp()
         clipped = torch.clamp(ratio, 1 - clip_eps, 1 + clip_eps)
-        policy_loss = -torch.minimum(old["advantage"] * ratio, old["advantage"] * clipped).mean()
+        policy_loss = -mean(torch.minimum(old["advantage"] * ratio, old["advantage"] * clipped), batch)
         value_loss = self.value_loss(value, old["target"], reduction="none")
         if self.settings.clip_vloss:
             near = old["value"] + torch.clamp(value - old["value"], -clip_eps, clip_eps)
             value_loss = torch.maximum(value_loss, self.value_loss(near, old["target"], reduction="none"))
         info = {
-            "approx_kl": (ratio - 1 - log_ratio).mean(),  # Schulman 2020, http://joschu.net/blog/kl-approx.html
-            "clip_fraction": ((ratio - 1).abs() > clip_eps).float().mean(),
+            "approx_kl": mean(ratio - 1 - log_ratio, batch),  # Schulman 2020, http://joschu.net/blog/kl-approx.html
+            "clip_fraction": mean(((ratio - 1).abs() > clip_eps).float(), batch),
         }
-        return self.total(out, policy_loss, value_loss.mean(), scalars, info)
+        entropy = mean(self.distribution.entropy(out), batch)
+        return self.total(policy_loss, mean(value_loss, batch), entropy, scalars, info)
 
     def variables(self, frame: int) -> dict[str, float]:
         return {**super().variables(frame), "clip_eps": self.settings.clip_eps_spec.at(frame)}

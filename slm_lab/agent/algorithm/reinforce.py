@@ -14,6 +14,7 @@ from torch import Tensor
 from slm_lab.agent.algorithm.algorithm import Algorithm, Site, acting_forward, seeded_net
 from slm_lab.agent.algorithm.distribution import make_distribution
 from slm_lab.agent.algorithm.policy import Policy, PolicySettings, check_policy
+from slm_lab.agent.algorithm.recurrent import Carried, carrying_forward, mean, outputs, to_learn_from
 from slm_lab.agent.algorithm.returns import returns_to_go, standardize
 from slm_lab.agent.learner import Learner
 from slm_lab.agent.net.actor_critic import Actor
@@ -32,6 +33,7 @@ class Reinforce(Algorithm):
     Settings = ReinforceSettings
     on_policy = True
     heads = ("policy",)
+    lacks_order = None
     reports = ("entropy_coef", "entropy", "policy_loss")
 
     def __init__(self, settings: ReinforceSettings, net_settings: NetSettings, site: Site):
@@ -45,15 +47,19 @@ class Reinforce(Algorithm):
         )
         # never compiled: whole episodes make batches of ever other sizes
         self.learner = Learner(actor, self.loss, net_settings, device=site.device, common=site.common.get("learner"))
-        forward = acting_forward(actor.numpy_policy(), actor, self.learner.device)
+        self.state_size = actor.state_size
+        if self.state_size:
+            forward = carrying_forward(actor, self.learner.device)
+        else:
+            forward = acting_forward(actor.numpy_policy(), actor, self.learner.device)
         self.policy = Policy(self.distribution, forward, self.rng)
 
     @classmethod
     def check(cls, settings: ReinforceSettings, action_space: spaces.Space) -> list[Mistake]:
         return check_policy(settings.name, settings.action_pdtype, action_space)
 
-    def act(self, obs: Any, frame: int, explore: bool = True) -> np.ndarray:
-        return self.policy.act(obs, explore)
+    def act(self, obs: Any, frame: int, explore: bool = True, carried: Carried | None = None) -> np.ndarray:
+        return self.policy.act(obs, explore, carried)
 
     def learn(self, memory: Any, frame: int) -> None:
         batch = memory.drain()
@@ -64,13 +70,14 @@ class Reinforce(Algorithm):
         elif self.settings.center_return:
             returns = returns - returns.mean()
         batch.extras["return"] = torch.from_numpy(returns)
+        batch = to_learn_from(batch, self.net_settings)
         self.learner.step(batch, frame, entropy_coef=self.settings.entropy_coef_spec.at(frame))
 
     def loss(self, net: Callable, target: Callable, batch: Batch, scalars: dict[str, Tensor]):
         """Minus the mean of return * log pi(a|s), less the entropy bonus."""
-        out = net(batch.obs)
-        policy_loss = -(batch.extras["return"] * self.distribution.log_prob(out, batch.action)).mean()
-        entropy = self.distribution.entropy(out).mean()
+        out = outputs(net, batch)
+        policy_loss = -mean(batch.extras["return"] * self.distribution.log_prob(out, batch.action), batch)
+        entropy = mean(self.distribution.entropy(out), batch)
         return policy_loss - scalars["entropy_coef"] * entropy, {"policy_loss": policy_loss, "entropy": entropy}
 
     def variables(self, frame: int) -> dict[str, float]:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from pydantic import Field
 
+from slm_lab.agent.algorithm.recurrent import mean, minibatches, outputs, outputs_after, outputs_of_each
 from slm_lab.agent.algorithm.returns import gae
 from slm_lab.agent.algorithm.value_based import ValueBased, ValueSettings
 from slm_lab.agent.memory.view import take
@@ -41,20 +42,22 @@ class SARSA(ValueBased):
     def learn(self, memory: Any, frame: int) -> None:
         batch = self.add_targets(memory.drain(), frame)
         size = self.settings.minibatch_size or len(batch.reward)
-        for minibatch in memory.batches(size, epochs=self.settings.training_epoch, of=batch):
+        for minibatch in minibatches(memory, batch, size, self.settings.training_epoch, self.net_settings):
             self.learner.step(minibatch, frame)
 
     @torch.no_grad()
     def add_targets(self, batch: Batch, frame: int) -> Batch:
         """The batch with the extra `target` (B,), as of now."""
         on_device = self.learner.to_device(batch)
-        q = self.learner.net(on_device.obs)
+        q, after = outputs_of_each(self.learner.net, on_device)
         value = q.gather(-1, self.index(on_device).unsqueeze(-1)).squeeze(-1).cpu().numpy()
         reward, discount, end = (column.numpy() for column in (batch.reward, batch.discount, batch.end))
         next_value = np.append(value[1:], np.float32(0))
         last = np.flatnonzero(end)
-        following = self.learner.net(take(on_device, torch.from_numpy(last).to(q.device)).next_obs).cpu().numpy()
-        next_value[last] = self.expected(following, frame)
+        there = torch.from_numpy(last).to(q.device)
+        state = None if after is None else after[there]
+        following = outputs_after(self.learner.net, take(on_device, there).next_obs, state)
+        next_value[last] = self.expected(following.cpu().numpy(), frame)
         advantage = gae(reward, discount, end, value, next_value, self.settings.lam)
         batch.extras["target"] = torch.from_numpy(value + advantage)
         return batch
@@ -66,8 +69,8 @@ class SARSA(ValueBased):
 
     def loss(self, net: Callable, target: Callable, batch: Batch, loss_function: Callable):
         """The loss between Q(s, a) and its target."""
-        q = net(batch.obs).gather(-1, self.index(batch).unsqueeze(-1)).squeeze(-1)
-        return loss_function(q, batch.extras["target"]), {}
+        q = outputs(net, batch).gather(-1, self.index(batch).unsqueeze(-1)).squeeze(-1)
+        return mean(loss_function(q, batch.extras["target"], reduction="none"), batch), {}
 
 
 def greedy(values: np.ndarray, explore_var: float) -> np.ndarray:

@@ -56,6 +56,7 @@ class SIL(ActorCritic):
     truncated episode goes on with the value that its final observation has then."""
 
     Settings = SILSettings
+    lacks_order = "imitates single rows out of all episodes"
     reports = (*ActorCritic.reports, "sil_loss", "sil_grad_norm", "sil_policy_loss", "sil_value_loss")
 
     def __init__(self, settings: SILSettings, net_settings: NetSettings, site: Site):

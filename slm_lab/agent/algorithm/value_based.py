@@ -12,6 +12,7 @@ from torch import Tensor
 
 from slm_lab.agent.algorithm.algorithm import Algorithm, AlgorithmSettings, Site, acting_forward, seeded_net
 from slm_lab.agent.algorithm.policy import VALUE_POLICIES
+from slm_lab.agent.algorithm.recurrent import Carried, carrying_forward
 from slm_lab.agent.algorithm.schedule import ScheduleSpec
 from slm_lab.agent.learner import Learner
 from slm_lab.agent.net.make import make_net
@@ -40,6 +41,7 @@ class ValueBased(Algorithm):
 
     Settings = ValueSettings
     heads = ("q",)
+    lacks_order = None
     reports = ("explore_var",)
     has_target = False
     parts = 1  # outputs of the net for each action
@@ -61,7 +63,11 @@ class ValueBased(Algorithm):
             common=site.common.get("learner"),
         )
         self._choose = VALUE_POLICIES[settings.action_policy]
-        self._values = acting_forward(net.numpy_forward("q"), net, self.learner.device)
+        self.state_size = getattr(net, "state_size", 0)
+        if self.state_size:
+            self._values = carrying_forward(net, self.learner.device)
+        else:
+            self._values = acting_forward(net.numpy_forward("q"), net, self.learner.device)
 
     @classmethod
     def check(cls, settings: ValueSettings, action_space: spaces.Space) -> list[Mistake]:
@@ -70,15 +76,15 @@ class ValueBased(Algorithm):
         name, kind = getattr(settings, "name", cls.__name__), type(action_space).__name__
         return [Mistake("agent.algorithm.name", f"{name} needs Discrete actions; the env's are {kind}")]
 
-    def act(self, obs: Any, frame: int, explore: bool = True) -> np.ndarray:
-        values = self.values(obs)
+    def act(self, obs: Any, frame: int, explore: bool = True, carried: Carried | None = None) -> np.ndarray:
+        values = self.values(obs) if carried is None else self.values(obs, carried)
         if not explore:
             return values.argmax(-1) + self.first_action
         return self._choose(values, self.settings.explore_var_spec.at(frame), self.rng) + self.first_action
 
-    def values(self, obs: Any) -> np.ndarray:
+    def values(self, obs: Any, *carried: Carried) -> np.ndarray:
         """(N, actions) what each action is worth."""
-        return self._values(obs)
+        return self._values(obs, *carried)
 
     def loss(self, net: Callable, target: Callable, batch: Batch, loss_function: Callable):
         raise NotImplementedError

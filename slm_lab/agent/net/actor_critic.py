@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,15 +36,23 @@ class Actor(nn.Module):
             self.log_std = nn.Parameter(torch.full((log_stds,), settings.log_std_init))
         self.has_value = has_value
         self.net = make_net(settings, observation_space, {"policy": units} | ({"value": 1} if has_value else {}))
+        self.state_size = getattr(self.net, "state_size", 0)
 
-    def forward(self, obs: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+    def forward(self, obs: Tensor, *carried: Tensor | None) -> Any:
+        """A net that carries a state takes it too, and gives (what is said above, the state after)."""
+        if self.state_size:
+            out, after = self.net(obs, *carried)
+            return self._outputs(out), after
+        return self._outputs(self.net(obs))
+
+    def _outputs(self, out: Any) -> Tensor | tuple[Tensor, Tensor]:
         if self.has_value:
-            policy, value = self.net(obs)
+            policy, value = out
             return self._with_deviations(policy), value.squeeze(-1)
-        return self._with_deviations(self.net(obs))
+        return self._with_deviations(out)
 
     def _with_deviations(self, mean: Tensor) -> Tensor:
-        return mean if self.log_std is None else torch.cat([mean, self.log_std.expand(len(mean), -1)], -1)
+        return mean if self.log_std is None else torch.cat([mean, self.log_std.expand(*mean.shape[:-1], -1)], -1)
 
     def numpy_policy(self) -> Callable[[np.ndarray], np.ndarray] | None:
         """(N, ...) observations -> (N, units) policy outputs without torch, or None where only torch can."""
@@ -66,8 +75,16 @@ class ActorCriticNet(nn.Module):
         super().__init__()
         self.actor = Actor(settings, observation_space, units, log_stds=log_stds, has_value=settings.shared)
         self.critic = None if settings.shared else make_net(settings, observation_space, {"value": 1})
+        self.state_size = self.actor.state_size * (1 if settings.shared else 2)  # the actor's, then the critic's
 
-    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, obs: Tensor, *carried: Tensor | None) -> Any:
+        """Nets that carry a state take it too, and give ((policy outputs, values), the state after)."""
         if self.critic is None:
-            return self.actor(obs)
-        return self.actor(obs), self.critic(obs).squeeze(-1)
+            return self.actor(obs, *carried)
+        if not self.state_size:
+            return self.actor(obs), self.critic(obs).squeeze(-1)
+        state = carried[0] if carried else None
+        size = self.actor.state_size
+        policy, after = self.actor(obs, None if state is None else state[:, :size])
+        value, critic_after = self.critic(obs, None if state is None else state[:, size:])
+        return (policy, value.squeeze(-1)), torch.cat([after, critic_after], -1)

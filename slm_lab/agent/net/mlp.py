@@ -38,6 +38,8 @@ class MLPNet(nn.Module):
 
     Settings: ClassVar[Any] = MLPNetSettings
     needs_head: ClassVar[str | None] = None  # the head that this net shapes in a way of its own
+    carries_state: ClassVar[bool] = False  # from step to step: it takes (B, T, ...) and a state, and gives one back
+    state_size: int = 0  # numbers of that state
 
     def __init__(self, settings: Any, observation_space: spaces.Space, heads: Heads):
         super().__init__()

@@ -14,6 +14,7 @@ from slm_lab.agent.net.hidden import positive
 from slm_lab.agent.net.mlp import MLPNet
 from slm_lab.agent.net.settings import Heads, Units
 
+# torch's cell, what runs it, and how many tensors its state is made of
 CELLS = {"RNN": (nn.RNN, torch.rnn_tanh, 1), "GRU": (nn.GRU, torch.gru, 1), "LSTM": (nn.LSTM, torch.lstm, 2)}
 
 
@@ -23,13 +24,32 @@ class RecurrentNetSettings(EncodedSettings):
     fc_hid_layers: list[int] = Field([], description="units of each fully connected layer before the recurrent ones")
     rnn_hidden_size: int = Field(64, ge=1, description="units of each recurrent layer")
     rnn_num_layers: int = Field(1, ge=1, description="recurrent layers, one on top of the other")
-    seq_len: int = Field(16, ge=1, description="steps that gradients go back through")
+    bidirectional: bool = Field(False, description="SLM Lab's key: false, as who acts does not know what is to come")
+    seq_len: int = Field(
+        16, ge=1, description="steps that gradients go back through, on-policy; off-policy the memory's sequence_length"
+    )
 
     @field_validator("fc_hid_layers")
     @classmethod
     def _positive(cls, sizes: list[int]) -> list[int]:
         positive(sizes)
         return sizes
+
+    @field_validator("bidirectional")
+    @classmethod
+    def _forward_only(cls, bidirectional: bool) -> bool:
+        if bidirectional:
+            raise ValueError(
+                "true would read episodes from their ends too, which are not known while acting: use false"
+            )
+        return bidirectional
+
+    @field_validator("batch_norm")
+    @classmethod
+    def _no_batch_norm(cls, batch_norm: bool) -> bool:
+        if batch_norm:
+            raise ValueError("true would count the places that pad sequences: use layer_norm with RecurrentNet")
+        return batch_norm
 
 
 class RecurrentNet(MLPNet):
@@ -39,6 +59,7 @@ class RecurrentNet(MLPNet):
     """
 
     Settings: ClassVar[Any] = RecurrentNetSettings
+    carries_state = True
 
     def __init__(self, settings: RecurrentNetSettings, observation_space: spaces.Space, heads: Heads):
         super().__init__(settings, observation_space, heads)
@@ -58,30 +79,41 @@ class RecurrentNet(MLPNet):
         """(B, state_size) the state in which episodes begin."""
         return next(self.cell.parameters()).new_zeros(rows, self.state_size)
 
-    def forward(self, obs: Any, state: Tensor | None = None, starts: Tensor | None = None) -> Any:
+    def forward(
+        self, obs: Any, state: Tensor | None = None, earlier: Any = None, counts: Tensor | None = None
+    ) -> tuple[Any, Tensor]:
         """The heads' outputs, and the state after the last step.
 
-        `state`: before the first step; None: that of an episode's beginning. `starts`: (B, T) bool, steps before which
-        an episode begins, and so the state begins anew.
+        `state`: before the first step; None: that of an episode's beginning. `earlier`: (B, K, ...) observations, of
+        which the first `counts` (B,) come between that state and `obs`. They bring the state up to date, and no
+        gradient goes back to them (burn-in: Kapturowski 2019, section 3).
         """
-        rows, steps = first_of(obs).shape[:2]
-        features = self.body.forward(self.encoder.forward(joined(obs))).unflatten(0, (rows, steps))
+        rows = len(first_of(obs))
         state = self.first_state(rows) if state is None else state
-        if starts is None:
-            hidden, state = self._run(features, state)
-        else:
-            places = []
-            for step in range(steps):
-                state = state * ~starts[:, step, None]
-                place, state = self._run(features[:, step : step + 1], state)
-                places.append(place)
-            hidden = torch.cat(places, 1)
+        if earlier is not None and counts is not None:
+            with torch.no_grad():
+                state = self._burn_in(earlier, state, counts)
+        hidden, state = self._run(self._features(obs), state)
         out = tuple(head(hidden) for head in self.heads.values())
         return (out[0] if len(out) == 1 else out), state
 
+    def _features(self, obs: Any) -> Tensor:
+        """(B, T, units) what the cells take."""
+        return self.body.forward(self.encoder.forward(joined(obs))).unflatten(0, first_of(obs).shape[:2])
+
+    def _burn_in(self, obs: Any, state: Tensor, counts: Tensor) -> Tensor:
+        features = self._features(obs)
+        for step in range(features.shape[1]):
+            _, after = self._run(features[:, step : step + 1], state)
+            state = torch.where((step < counts).unsqueeze(-1), after, state)
+        return state
+
     def _run(self, features: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, T, units) what the last layer puts out, and the state after. The parameters are asked for by name, since
-        the list of them that torch's module keeps is not followed by a functional call."""
+        """(B, T, units) what the last layer puts out, and the state after.
+
+        The parameters are asked for by name: the list of them that torch's module keeps is not followed by a
+        functional call.
+        """
         parameters = [getattr(self.cell, name) for name in self.cell._flat_weights_names]
         parts = state.unflatten(-1, (self.tensors, self.layers, self.units)).permute(1, 2, 0, 3).contiguous()
         first = parts.unbind(0) if self.tensors > 1 else parts[0]

@@ -3,6 +3,7 @@ import copy
 import pytest
 import torch
 from gymnasium import spaces
+from pydantic import ValidationError
 from torch.func import functional_call, grad
 
 from slm_lab.agent.group import flatten
@@ -42,14 +43,60 @@ def test_a_window_in_two_pieces_is_the_window_if_the_state_goes_along(cell):
 
 
 @pytest.mark.parametrize("cell", CELLS)
-def test_where_an_episode_starts_nothing_of_the_one_before_is_left(cell):
+def test_burning_in_is_going_over_the_earlier_steps_without_gradient(cell):
     ours = net(cell)
-    starts = torch.zeros(2, 6, dtype=torch.bool)
-    starts[0, 4] = True
-    out, _ = ours(WINDOW, None, starts)
-    torch.testing.assert_close(out[0, 4:], ours(WINDOW[:1, 4:])[0][0])
-    torch.testing.assert_close(out[0, :4], ours(WINDOW[:1, :4])[0][0])
-    torch.testing.assert_close(out[1], ours(WINDOW[1:])[0][0])
+    start = torch.randn(2, ours.state_size, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    counts = torch.tensor([3, 1])
+    out, _ = ours(WINDOW[:, 3:], start, WINDOW[:, :3], counts)
+    for row, count in enumerate(counts):
+        _, state = ours(WINDOW[row : row + 1, :count], start[row : row + 1])
+        expected, _ = ours(WINDOW[row : row + 1, 3:], state)
+        torch.testing.assert_close(out[row], expected[0])
+    out.sum().backward()
+    assert start.grad is None
+    gradient = [parameter.grad.clone() for parameter in ours.parameters()]
+    ours.zero_grad()
+    with torch.no_grad():
+        states = torch.cat([ours(WINDOW[row, :count][None], start[row][None])[1] for row, count in enumerate(counts)])
+    ours(WINDOW[:, 3:], states)[0].sum().backward()
+    torch.testing.assert_close([parameter.grad for parameter in ours.parameters()], gradient)
+
+
+def test_no_step_to_burn_in_with_leaves_the_state_as_it_is():
+    ours = net()
+    out, _ = ours(WINDOW[:, 3:], None, WINDOW[:, :3], torch.tensor([0, 0]))
+    torch.testing.assert_close(out, ours(WINDOW[:, 3:])[0])
+
+
+@pytest.mark.parametrize(
+    ("key", "remedy"),
+    [
+        ({"bidirectional": True}, "not known while acting: use false"),
+        ({"batch_norm": True}, "use layer_norm with RecurrentNet"),
+        ({"fc_hid_layers": [0]}, "at least 1 unit"),
+        ({"cell_type": "gru"}, "'RNN', 'GRU' or 'LSTM'"),
+    ],
+)
+def test_keys_that_cannot_be_are_refused_with_a_remedy(key, remedy):
+    with pytest.raises(ValidationError, match=remedy):
+        RecurrentNet.Settings(**key)
+
+
+def test_slm_labs_keys_are_read():
+    keys = {
+        "cell_type": "LSTM",
+        "fc_hid_layers": [5],
+        "hid_layers_activation": "tanh",
+        "rnn_hidden_size": 6,
+        "rnn_num_layers": 2,
+        "bidirectional": False,
+        "seq_len": 3,
+    }
+    settings = RecurrentNet.Settings(**keys)
+    assert {key: getattr(settings, key) for key in keys} == keys
+    ours = RecurrentNet(settings, ROW, {"q": 2})
+    assert ours.state_size == 2 * 2 * 6  # the LSTM's two tensors, two layers
+    assert ours.body.activation is torch.tanh
 
 
 def test_layers_before_the_cells_and_parts_of_observations():
