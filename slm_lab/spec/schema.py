@@ -57,7 +57,10 @@ class MetaSpec(Settings):
         "the moving average of the training returns counts",
     )
     distributed: Literal[False, "shared", "synced"] = Field(
-        False, description="sessions that share one net: 'shared' (Hogwild) or 'synced' gradients; false: each its own"
+        False,
+        description="the sessions train one set of parameters at the same time and share out max_frame: 'shared' on the "
+        "very same net (A3C, async SAC), 'synced' on copies that each learn step brings up to date (DPPO); false: each "
+        "its own",
     )
     compile: bool | Literal["auto"] = Field(
         "auto", description="compile the learn step; auto: where the run is long enough to pay for it"
