@@ -58,7 +58,7 @@ class MetaSpec(Settings):
     )
     distributed: Literal[False, "shared", "synced"] = Field(
         False,
-        description="the sessions train one set of parameters at the same time and share out max_frame: 'shared' on the "
+        description="the sessions train one set of parameters together and share out max_frame: 'shared' on the "
         "very same net (A3C, async SAC), 'synced' on copies that each learn step brings up to date (DPPO); false: each "
         "its own",
     )
