@@ -16,7 +16,14 @@ from slm_lab.spec.registry import nearest
 from slm_lab.spec.schema import EnvSpec
 
 EXTRAS = {"box2d": "box2d", "mujoco": "mujoco", "ale": "atari", "atari": "atari", "pygame": "all"}
-OWN_ENVS = {"BitFlipping-v0": "slm_lab.env.bit_flipping:BitFlipping"}  # imported when they are made
+OWN_ENVS = {  # imported when they are made
+    "BitFlipping-v0": {"entry_point": "slm_lab.env.bit_flipping:BitFlipping"},
+    "MaskedCartPole-v1": {
+        "entry_point": "slm_lab.env.masked_cart_pole:MaskedCartPole",
+        "max_episode_steps": 500,
+        "reward_threshold": 475.0,
+    },
+}
 OWN_KEYWORDS = {
     "max_episode_steps": "the longest episode is env.max_t",
     "render_mode": "rendering is asked for on the command line",
@@ -34,7 +41,7 @@ def make_env(spec: EnvSpec, render_mode: str | None = None, *, warns: bool = Fal
     if misplaced:
         raise SpecError([Mistake(f"env.kwargs.{key}", f"not for here: {OWN_KEYWORDS[key]}") for key in misplaced])
     if spec.name in OWN_ENVS and spec.name not in gymnasium.registry:
-        gymnasium.register(spec.name, OWN_ENVS[spec.name])
+        gymnasium.register(spec.name, **OWN_ENVS[spec.name])
     if spec.name not in gymnasium.registry:
         _register_atari()
     if spec.name not in gymnasium.registry and _newest_version(spec.name):  # gymnasium would take it for that one

@@ -1,0 +1,32 @@
+"""A task that no single observation tells enough of: CartPole without its velocities."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv
+
+SEEN = [0, 2]  # of position, velocity, angle and angular velocity
+
+
+class MaskedCartPole(CartPoleEnv):
+    """CartPole of which only the cart's position and the pole's angle are seen, as (2,) numbers.
+
+    How fast both move has to be told from what was seen before (such views: Wierstra 2007, section 3).
+    """
+
+    def __init__(self, **kwargs: Any):
+        super().__init__(**kwargs)
+        whole = self.observation_space
+        assert isinstance(whole, spaces.Box)
+        self.observation_space = spaces.Box(whole.low[SEEN], whole.high[SEEN], dtype=np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None):
+        obs, info = super().reset(seed=seed, options=options)
+        return obs[SEEN], info
+
+    def step(self, action: int):
+        obs, *rest = super().step(action)
+        return obs[SEEN], *rest
