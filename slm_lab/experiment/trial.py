@@ -77,13 +77,15 @@ class Trial:
 
     def run(self) -> list[dict[str, Any]]:
         """The metrics of all sessions. Raises Interrupted, with their states saved, when a signal asks to stop, and
-        RunError where a session failed, once the others have come to their end."""
+        RunError where a session failed, once the others have come to their end, or, where they train together, have
+        stopped."""
         unfinished = self.unfinished()
         workers = min(len(unfinished), usable_cores())
         if self.spec.meta.distributed:
             workers = len(unfinished)
-            self._join_sessions()
         with stop_on_signal(self._say_stopping) as stop:
+            if self.spec.meta.distributed and unfinished:
+                self._join(unfinished)
             run = self._run_in_processes if workers > 1 else self._run_here
             failures = run(unfinished, workers, stop)
             metrics = self._summarise()
@@ -91,8 +93,8 @@ class Trial:
                 raise Interrupted(stop.exit_code)
         if failures:
             told = list(map(str, failures))
-            if self.common and len(self.sessions) > 1:
-                told.append("the sessions that trained with it were stopped, with their states saved")
+            if self.common and len(unfinished) > 1:
+                told.append("sessions that were training with it were stopped, with their states saved")
             raise RunError("\n".join(told)) from failures[0].cause
         return metrics
 
@@ -100,15 +102,14 @@ class Trial:
         wanted = {folder: spec_of_session(self.spec, folder.index).env.max_frame for folder in self.sessions}
         return [folder for folder, max_frame in wanted.items() if not is_finished(folder, max_frame)]
 
-    def _join_sessions(self) -> None:
-        """Make what they train together."""
+    def _join(self, sessions: list[SessionFolder]) -> None:
+        """Make what these sessions train together."""
         self.common, source = make_common(self.spec, self.sessions)
-        if self.spec.meta.max_session == 1:
-            return  # nobody comes between
-        how = "the run cannot be repeated or resumed bit for bit"
-        self.display.note(f"{self.spec.meta.max_session} sessions train one set of parameters, without locks: {how}")
-        if source is not None:
-            self.display.note(f"they go on with the parameters that session {source.index} has saved")
+        if len(sessions) > 1:
+            how = "the run cannot be repeated or resumed bit for bit"
+            self.display.note(f"{len(sessions)} sessions train one set of parameters, without locks: {how}")
+        if source is not None and len(self.sessions) > 1:
+            self.display.note(f"the parameters are those that session {source.index} has saved")
 
     def _run_here(self, sessions: list[SessionFolder], workers: int, stop: StopRequest) -> list[Failure]:
         """One after the other in this process."""

@@ -101,22 +101,21 @@ def test_two_sessions_train_one_set_of_parameters_stop_together_and_go_on(make_t
     trial = make_trial(spec(10**7), happens=lambda: os.kill(os.getpid(), signal.SIGINT))
     with pytest.raises(Interrupted):
         trial.run()
-    first, second = (read_json(session.metrics_file) for session in trial.sessions)
-    assert first["status"] == second["status"] == "stopped"
+    assert [read_json(session.metrics_file)["status"] for session in trial.sessions] == ["stopped", "stopped"]
     assert trial.display.notes[0] == (
         "2 sessions train one set of parameters, without locks: the run cannot be repeated or resumed bit for bit"
     )
     saved = [Checkpoints(session).load()[0] for session in trial.sessions]
     longest = max(saved, key=lambda tree: tree["clock"]["wall_time"])
 
-    more = 2 * (max(first["frames"], second["frames"]) + 200) + 1
+    more = 2 * (max(tree["clock"]["frame"] for tree in saved) + 200) + 1
     trial = make_trial(spec(more))
     common, source = distributed.make_common(trial.spec, trial.sessions)
     start = common["learner"].parameters
     for begun, left in zip(start, longest["agent"]["algorithm"]["learner"]["parameters"], strict=True):
         assert torch.equal(begun, left)
     metrics = trial.run()
-    assert trial.display.notes[1] == f"they go on with the parameters that session {source.index} has saved"
+    assert trial.display.notes[1] == f"the parameters are those that session {source.index} has saved"
     assert [session["frames"] for session in metrics] == [more // 2 + 1, more // 2]
     end = trial.common["learner"].parameters
     last = [session["opt_steps"] for session in metrics]
@@ -166,6 +165,6 @@ def test_where_a_session_fails_the_others_are_stopped_and_the_trial_fails(make_t
         trial.run()
     failure, rest = str(problem.value).splitlines()
     assert "RuntimeError: the wheel came off" in failure
-    assert rest == "the sessions that trained with it were stopped, with their states saved"
+    assert rest == "sessions that were training with it were stopped, with their states saved"
     statuses = [read_json(session.metrics_file)["status"] for session in trial.sessions]
     assert sorted(statuses) == ["failed", "stopped"]
