@@ -10,7 +10,7 @@ LAYERS = [  # bottom to top
     {"types", "errors", "lib"},
     {"spec"},
     {"env", "agent.net", "agent.memory"},
-    {"agent.group"},
+    {"agent.common", "agent.group"},
     {"agent.compiled"},
     {"agent.learner"},
     {"agent.algorithm"},

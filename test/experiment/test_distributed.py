@@ -160,7 +160,8 @@ def test_where_a_session_fails_the_others_are_stopped_and_the_trial_fails(make_t
     (tmp_path / "fragile_toy.py").write_text(TOY.format(marker=str(tmp_path / "marker")))
     monkeypatch.syspath_prepend(str(tmp_path))
     env = {"name": "fragile_toy:Fragile-v0", "max_frame": 10**9}  # without an end, if nobody is stopped
-    trial = make_trial(make_spec("ActorCritic", env=env, distributed="synced", max_session=2, rigorous_eval=0))
+    rarely = {"eval_frequency": 10**6, "log_frequency": 10**6, "rigorous_eval": 0}
+    trial = make_trial(make_spec("ActorCritic", env=env, distributed="synced", max_session=2, **rarely))
     with pytest.raises(RunError) as problem:
         trial.run()
     failure, rest = str(problem.value).splitlines()
