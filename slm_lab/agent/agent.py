@@ -139,7 +139,16 @@ def make_algorithm(
     """The algorithm by itself. Raises RunError where it keeps to itself what it is given in `common`."""
     settings, meta = spec.agent.algorithm, spec.meta
     compiled, device = compile_pays(spec), device_name(meta.device)
-    site = Site(observation_space, action_space, seed, device, compiled, spec.env.num_envs, common or {})
+    site = Site(
+        observation_space,
+        action_space,
+        seed,
+        device,
+        compiled,
+        spec.env.num_envs,
+        common or {},
+        spec.agent.imagined_memory,
+    )
     algorithm = registry.find("algorithm", settings.name)(settings, spec.agent.net, site)
     learners = algorithm.named_learners
     apart = [name for name, learner in learners.items() if common is not None and learner.common is None]
@@ -164,8 +173,10 @@ def check_agent(
             found = memory.check(spec.agent.memory, observation_space, *goal_functions)
             mistakes += [Mistake(f"agent.memory.{mistake.path}".rstrip("."), mistake.problem) for mistake in found]
         mistakes += unfitting
-        mistakes += registry.find("net", spec.agent.net.type).check(spec.agent.net, observation_space)
+        if spec.agent.net is not None:
+            mistakes += registry.find("net", spec.agent.net.type).check(spec.agent.net, observation_space)
         mistakes += _check_net(spec.agent, algorithm)
+        mistakes += algorithm.check_fit(spec.agent, observation_space)
         if spec.meta.compile is True and _carries_state(spec.agent):
             problem = f"torch does not compile the cells of {spec.agent.net.type}; use 'auto' or false"
             mistakes.append(Mistake("meta.compile", f"true: {problem}"))
@@ -211,6 +222,8 @@ def _check_distributed(spec: Spec) -> list[Mistake]:
 
 
 def _check_net(agent: AgentSpec, algorithm: Any) -> list[Mistake]:
+    if agent.net is None or not algorithm.needs_net:
+        return []
     net = registry.find("net", agent.net.type)
     if _carries_state(agent) and algorithm.lacks_order:
         problem = f"{agent.net.type} carries a state from step to step; {agent.algorithm.name} {algorithm.lacks_order}"
@@ -244,7 +257,7 @@ def _check_memory(agent: AgentSpec, algorithm: Any) -> list[Mistake]:
 
 
 def _carries_state(agent: AgentSpec) -> bool:
-    return getattr(registry.find("net", agent.net.type), "carries_state", False)
+    return agent.net is not None and getattr(registry.find("net", agent.net.type), "carries_state", False)
 
 
 def _learns_from(agent: AgentSpec, algorithm: Any) -> str:

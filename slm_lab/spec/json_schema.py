@@ -22,9 +22,15 @@ def build() -> dict[str, Any]:
         agent["properties"][kind] = {"description": description, "oneOf": [*branches, _own_class(key)]}
         if kind != "algorithm":
             agent["properties"][kind]["oneOf"].append({"type": "null"})
-    learning = {"enum": [name for name in registry.names("algorithm") if registry.learns(name)]}
-    agent["if"] = {"properties": {"algorithm": {"properties": {"name": learning}}}}
-    agent["then"] = {"required": ["memory", "net"]}
+    agent["allOf"] = [
+        {
+            "if": {"properties": {"algorithm": {"properties": {"name": {"enum": _that_need(kind)}}}}},
+            "then": {"required": [kind]},
+        }
+        for kind in ("memory", "net")
+    ]
+    imagined = agent["properties"]["imagined_memory"]
+    agent["properties"]["imagined_memory"] = {**agent["properties"]["memory"], "description": imagined["description"]}
     for shape in ("agent", "env"):
         flat = spec["properties"][shape]
         as_list = {"type": "array", "items": flat, "minItems": 1, "maxItems": 1, "description": "SLM Lab v4's shape"}
@@ -40,6 +46,10 @@ def build() -> dict[str, Any]:
         "additionalProperties": {"$ref": "#/$defs/Spec"},
         "$defs": definitions,
     }
+
+
+def _that_need(kind: str) -> list[str]:
+    return [name for name in registry.names("algorithm") if registry.needs(name, kind)]
 
 
 def _allow_numeric_strings(node: Any) -> None:

@@ -32,7 +32,7 @@ def tables() -> str:
     for name, schema in sorted(blocks.items()):
         if "properties" in schema:
             about = _one_line(schema.get("description", ""))
-            text += f"### {name}\n\n" + (f"{about}\n\n" if about else "") + _table(schema)
+            text += f"### {name}\n\n" + (f"{about}\n\n" if about else "") + _table({**schema, "$defs": blocks})
     return text
 
 

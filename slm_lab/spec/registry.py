@@ -31,6 +31,8 @@ TABLES: dict[str, dict[str, str]] = {
         "CrossQ": "slm_lab.agent.algorithm.crossq:CrossQ",
         "SIL": "slm_lab.agent.algorithm.sil:SIL",
         "PPOSIL": "slm_lab.agent.algorithm.sil:PPOSIL",
+        "MPC": "slm_lab.agent.algorithm.mpc:MPC",
+        "MBPO": "slm_lab.agent.algorithm.mbpo:MBPO",
     },
     "memory": {
         "Replay": "slm_lab.agent.memory.presets:Replay",
@@ -108,8 +110,19 @@ def settings_of(kind: str, name: str) -> Any:
 
 
 def learns(algorithm: Any) -> bool:
-    """Whether the algorithm of that name needs a memory and a net; so does one that is unknown."""
+    """Whether the algorithm of that name needs a memory; so does one that is unknown."""
+    return _says(algorithm, "needs_learning", True)
+
+
+def needs(algorithm: Any, kind: str) -> bool:
+    """Whether the algorithm of that name needs such a block beside its own; one that is unknown: a memory, a net."""
+    if kind == "imagined_memory":
+        return _says(algorithm, "imagines", False)
+    return learns(algorithm) and (kind != "net" or _says(algorithm, "needs_net", True))
+
+
+def _says(algorithm: Any, attribute: str, otherwise: bool) -> bool:
     try:
-        return getattr(find("algorithm", algorithm), "needs_learning", True)
+        return getattr(find("algorithm", algorithm), attribute, otherwise)
     except UnknownName:
-        return True
+        return otherwise

@@ -15,6 +15,7 @@ from slm_lab.spec.settings import Settings
 from slm_lab.spec.words import NOTHING, explain, must_be
 
 BLOCKS = {"algorithm": "name", "memory": "name", "net": "type"}  # and the key by which each names its class
+IMAGINED = {"name": "Replay", "batch_size": 256}  # memory of imagined rows, where the spec leaves it out
 DEVICE = re.compile(r"auto|cpu|mps|cuda(:\d+)?")
 
 
@@ -25,6 +26,9 @@ class AgentSpec(Settings):
     algorithm: SerializeAsAny[Settings] = Field(description="the algorithm's block, chosen by its 'name'")
     memory: SerializeAsAny[Settings] | None = Field(None, description="the memory's block, chosen by its 'name'")
     net: SerializeAsAny[Settings] | None = Field(None, description="the net's block, chosen by its 'type'")
+    imagined_memory: SerializeAsAny[Settings] | None = Field(
+        None, description="MBPO: the block of its memory of imagined rows, whose batch_size is that of all batches"
+    )
 
 
 class EnvSpec(Settings):
@@ -151,7 +155,7 @@ def _read_blocks(agent: dict[str, Any]) -> tuple[dict[str, Any], list[Mistake]]:
     algorithm_name = algorithm.get("name") if isinstance(algorithm, dict) else None
     for kind in BLOCKS:
         block = agent.get(kind, NOTHING)
-        if kind != "algorithm" and block in (NOTHING, None) and not registry.learns(algorithm_name):
+        if kind != "algorithm" and block in (NOTHING, None) and not registry.needs(algorithm_name, kind):
             continue
         path = f"agent.{kind}"
         try:
@@ -159,7 +163,21 @@ def _read_blocks(agent: dict[str, Any]) -> tuple[dict[str, Any], list[Mistake]]:
         except SpecError as problem:
             found += problem.mistakes
             read[kind] = Settings()
+    _read_imagined_memory(read, found, algorithm_name)
     return read, found
+
+
+def _read_imagined_memory(read: dict[str, Any], found: list[Mistake], algorithm_name: Any) -> None:
+    path, block = "agent.imagined_memory", read.get("imagined_memory")
+    if registry.needs(algorithm_name, "imagined_memory"):
+        try:
+            read["imagined_memory"] = read_block("memory", IMAGINED if block is None else block, path)
+        except SpecError as problem:
+            found += problem.mistakes
+            read["imagined_memory"] = Settings()
+    elif block is not None:
+        found.append(Mistake(path, f"{algorithm_name} imagines no rows: leave it out"))
+        read["imagined_memory"] = None
 
 
 def read_block(kind: str, block: Any, path: str = "") -> Settings:

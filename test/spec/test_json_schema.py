@@ -1,6 +1,8 @@
 import json
 import re
 
+import pytest
+
 from slm_lab.spec import json_schema, registry
 
 
@@ -33,11 +35,12 @@ def test_a_number_may_be_written_as_text_where_the_loader_takes_it():
     assert [bool(re.search(size["pattern"], text)) for text in ("1e6", "100", "many")] == [True, True, False]
 
 
-def test_algorithms_that_learn_require_a_memory_and_a_net():
-    agent = json_schema.build()["$defs"]["AgentSpec"]
-    learning = agent["if"]["properties"]["algorithm"]["properties"]["name"]["enum"]
-    assert set(registry.names("algorithm")) - set(learning) == {"Random"}
-    assert agent["then"] == {"required": ["memory", "net"]}
+@pytest.mark.parametrize(("block", "without"), [("memory", {"Random"}), ("net", {"Random", "MPC"})])
+def test_algorithms_that_learn_require_a_memory_and_a_net(block, without):
+    rules = json_schema.build()["$defs"]["AgentSpec"]["allOf"]
+    rule = next(rule for rule in rules if rule["then"] == {"required": [block]})
+    learning = rule["if"]["properties"]["algorithm"]["properties"]["name"]["enum"]
+    assert set(registry.names("algorithm")) - set(learning) == without
 
 
 def test_the_spec_s_name_is_no_key_of_the_spec():

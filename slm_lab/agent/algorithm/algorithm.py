@@ -17,6 +17,7 @@ from slm_lab.agent.learner import Learner
 from slm_lab.agent.net.settings import NetSettings
 from slm_lab.errors import Mistake
 from slm_lab.lib import seeds
+from slm_lab.spec.schema import AgentSpec
 from slm_lab.spec.settings import Settings
 from slm_lab.types import Step
 
@@ -56,6 +57,7 @@ class Site:
     compiled: bool = False
     num_envs: int = 1
     common: Mapping[str, Common] = field(default_factory=dict)  # by learner: what other sessions train too
+    imagined_memory: Settings | None = None  # for an algorithm that imagines
 
 
 class Algorithm:
@@ -65,6 +67,8 @@ class Algorithm:
     on_policy: ClassVar[bool | None]  # which memories fit; None: any, or none at all
     learns_from: ClassVar[str] = "transitions"  # what the memory gives
     needs_learning: ClassVar[bool] = True
+    needs_net: ClassVar[bool] = True  # where there is learning: a net by the spec's block `net`
+    imagines: ClassVar[bool] = False  # has a memory of imagined rows, by the spec's block `imagined_memory`
     heads: ClassVar[tuple[str, ...]] = ()  # what it asks of a net
     lacks_order: ClassVar[str | None] = "learns from rows one by one"  # why it takes no net that carries a state
     reports: ClassVar[tuple[str, ...]] = ()  # what `report` gives besides loss, lr and grad_norm: columns of the table
@@ -81,6 +85,11 @@ class Algorithm:
     @classmethod
     def check(cls, settings: Any, action_space: spaces.Space) -> list[Mistake]:
         """Why this algorithm cannot act in such an env; empty where it can."""
+        return []
+
+    @classmethod
+    def check_fit(cls, agent: AgentSpec, observation_space: spaces.Space) -> list[Mistake]:
+        """What it can do nothing with of the agent's other parts and the env's observations; empty where all fit."""
         return []
 
     def act(self, obs: Any, frame: int, explore: bool = True) -> np.ndarray:

@@ -48,7 +48,9 @@ class ModelBasedReplaySettings(Settings):
     target: Literal["delta", "next_obs"] = Field(
         "delta", description="what the model tells: next_obs - obs, or next_obs"
     )
-    normalize: bool = Field(True, description="bring obs, numeric actions and targets to mean 0 and deviation 1")
+    normalize: bool = Field(
+        True, description="bring obs, numeric actions, targets and rewards to mean 0 and deviation 1"
+    )
     storage: Literal["ram", "disk"] = Field(
         "ram", description="where the rows are: in RAM, or in a memory-mapped file that may be larger than it"
     )
@@ -96,7 +98,7 @@ class ModelBasedReplay(Memory):
         super()._use_layout(layout)
         self._split = Split(self.ring, self.settings.validation, self.settings.split_by == "episode", self._split_seed)
         self.obs_scale, self.target_scale = Normalizer(self.encode_obs.width), Normalizer(self.encode_obs.width)
-        self.action_scale = Normalizer(self.encode_action.width)
+        self.action_scale, self.reward_scale = Normalizer(self.encode_action.width), Normalizer(1)
         self._fitted_at = -1  # rows seen when the normalisers were last fitted
 
     def _write(self, *args: Any, **keywords: Any) -> None:
@@ -159,7 +161,7 @@ class ModelBasedReplay(Memory):
         obs, action, target, reward = self._raw(ids)
         if self.settings.normalize:
             obs, target = self.obs_scale.apply(obs), self.target_scale.apply(target)
-            action = self.action_scale.apply(action)
+            action, reward = self.action_scale.apply(action), self.reward_scale.apply(reward)
         links = self.ring.links[self.ring.rows_of(ids), self.ring.link_word]
         terminated = torch.from_numpy((links & TERMINATED != 0).astype(np.float32))
         return ModelBatch(obs, action, target, reward, terminated, torch.from_numpy(ids))
@@ -177,11 +179,14 @@ class ModelBasedReplay(Memory):
             return
         ids = self.ids_of("train")
         chunks = [ids[start : start + CHUNK] for start in range(0, ids.size, CHUNK)]
-        scales = [self.obs_scale, self.action_scale, self.target_scale]
+        scales = [self.obs_scale, self.action_scale, self.target_scale, self.reward_scale]
         for place, scale in enumerate(scales):
             if place != 1 or self.encode_action.numeric:  # one-hot actions stay as they are
-                scale.fit(self._raw(chunk)[place] for chunk in chunks)
+                scale.fit(self._raw(chunk)[place].view(len(chunk), -1) for chunk in chunks)
         self._fitted_at = self.seen
+
+    def _scales(self) -> dict[str, Normalizer]:
+        return {name: getattr(self, f"{name}_scale") for name in ("obs", "action", "target", "reward")}
 
     def predicted(self, obs: Tensor, target: Tensor) -> Tensor:
         """(B, D) the next observation that a model's answer for these normalised observations stands for."""
@@ -200,19 +205,17 @@ class ModelBasedReplay(Memory):
         return {**super().describe(), "rows": rows}
 
     def state_dict(self) -> dict:
-        scales = {"obs": self.obs_scale, "action": self.action_scale, "target": self.target_scale}
         return {
             **super().state_dict(),
             "split": self._split.state_dict(),
-            "scales": {name: scale.state_dict() for name, scale in scales.items()},
+            "scales": {name: scale.state_dict() for name, scale in self._scales().items()},
             "fitted_at": self._fitted_at,
         }
 
     def load_state_dict(self, tree: dict) -> None:
         super().load_state_dict(tree)
         self._split.load_state_dict(tree["split"])
-        scales = {"obs": self.obs_scale, "action": self.action_scale, "target": self.target_scale}
-        for name, scale in scales.items():
+        for name, scale in self._scales().items():
             scale.load_state_dict(tree["scales"][name])
         self._fitted_at = int(tree["fitted_at"])
 
