@@ -13,7 +13,7 @@ from slm_lab.spec.schema import read_spec
 
 FOLDER = Path(__file__).parents[2] / "spec" / "memory"
 SPECS = {(file.name, name): tree for file in sorted(FOLDER.glob("*.json")) for name, tree in read_file(file).items()}
-NOT_LEARNED_FROM_YET = {"SequenceReplay", "ModelBasedReplay"}
+NOT_LEARNED_FROM_YET = {"ModelBasedReplay"}
 
 
 @pytest.mark.parametrize(("file", "name"), SPECS)
