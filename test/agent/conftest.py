@@ -8,6 +8,7 @@ from gymnasium import spaces
 
 from slm_lab.agent.agent import Agent
 from slm_lab.agent.algorithm.recurrent import Carried
+from slm_lab.spec import registry
 from slm_lab.spec.schema import Spec, read_spec
 from slm_lab.types import Step
 
@@ -22,6 +23,13 @@ MEMORIES = {
     "PPO": "OnPolicyBatchReplay",
     "SIL": "OnPolicyReplay",
     "PPOSIL": "OnPolicyBatchReplay",
+    "MPC": "ModelBasedReplay",
+    "MBPO": "ModelBasedReplay",
+}
+MODEL = {"training_start_step": 0, "model": {"members": 2, "hid_layers": [4]}}
+SMALL = {
+    "MPC": {**MODEL, "training_frequency": 20, "horizon": 3, "candidates": 6, "elites": 2},
+    "MBPO": {**MODEL, "training_iter": 1, "model_training_frequency": 20, "rollouts": 8},
 }
 LAYERS = {  # of nets whose layers are not simply `hid_layers`
     "ConvNet": {"conv_hid_layers": [[3, 3, 2]], "fc_hid_layers": [4]},
@@ -70,14 +78,17 @@ class Lab:
     def spec(algorithm: str, memory: str | None = None, num_envs: int = 2, max_frame: int = 1000, **blocks) -> Spec:
         """`algorithm_`, `memory_`, `net_` and `meta_` are further keys of those blocks."""
         memory = memory or MEMORIES.get(algorithm, "Replay")
-        agent = {"algorithm": {"name": algorithm, **blocks.get("algorithm_", {})}}
+        agent = {"algorithm": {"name": algorithm, **SMALL.get(algorithm, {}), **blocks.get("algorithm_", {})}}
         if memory:
             small = {"batch_size": 8, "max_size": 1000} if "OnPolicy" not in memory else {}
             if memory == "SequenceReplay":
                 small |= {"sequence_length": 4, "burn_in": 2}
             if memory == "HindsightReplay":
                 small |= {"achieved": [0, 1], "desired": [1, 2], "reward_fn": "sparse"}
+            if memory == "ModelBasedReplay":
+                small |= {"members": 2, "validation": 0.3, "split_by": "transition"}
             agent["memory"] = {"name": memory, **small, **blocks.get("memory_", {})}
+        if registry.needs(algorithm, "net"):
             net = blocks.get("net_", {})
             agent["net"] = {"type": "MLPNet", **LAYERS.get(net.get("type"), {"hid_layers": [4]}), **net}
         env = {"name": "CartPole-v1", "num_envs": num_envs, "max_frame": max_frame}
