@@ -26,6 +26,6 @@ class MaskedCartPole(CartPoleEnv):
         obs, info = super().reset(seed=seed, options=options)
         return obs[SEEN] / self.limits, info
 
-    def step(self, action: int):
+    def step(self, action: Any):
         obs, *rest = super().step(action)
         return obs[SEEN] / self.limits, *rest
