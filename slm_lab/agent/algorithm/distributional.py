@@ -62,8 +62,8 @@ class Distributional(DQN):
         """(B, actions) of (B, actions, parts): arrays or tensors."""
         raise NotImplementedError
 
-    def values(self, obs: Any, *carried: Carried) -> np.ndarray:
-        out = self._values(obs, *carried)
+    def values(self, obs: Any, carried: Carried | None = None) -> np.ndarray:
+        out = super().values(obs, carried)
         return self.mean(out.reshape(len(out), self.num_actions, self.parts))
 
     def taken(self, spread: Tensor, index: Tensor) -> Tensor:

@@ -77,14 +77,14 @@ class ValueBased(Algorithm):
         return [Mistake("agent.algorithm.name", f"{name} needs Discrete actions; the env's are {kind}")]
 
     def act(self, obs: Any, frame: int, explore: bool = True, carried: Carried | None = None) -> np.ndarray:
-        values = self.values(obs) if carried is None else self.values(obs, carried)
+        values = self.values(obs, carried)
         if not explore:
             return values.argmax(-1) + self.first_action
         return self._choose(values, self.settings.explore_var_spec.at(frame), self.rng) + self.first_action
 
-    def values(self, obs: Any, *carried: Carried) -> np.ndarray:
+    def values(self, obs: Any, carried: Carried | None = None) -> np.ndarray:
         """(N, actions) what each action is worth."""
-        return self._values(obs, *carried)
+        return self._values(obs) if carried is None else self._values(obs, carried)
 
     def loss(self, net: Callable, target: Callable, batch: Batch, loss_function: Callable):
         raise NotImplementedError
