@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from slm_lab.agent.algorithm.algorithm import Site, seeded_net
-from slm_lab.agent.learner import Learner
+from slm_lab.agent.learner import Learner, map_tensors
 from slm_lab.agent.memory.encoding import Encoding, Normalizer
 from slm_lab.agent.memory.model_based import ModelBasedReplay, ModelBatch
 from slm_lab.agent.net.ensemble import EnsembleMLP, EnsembleMLPSettings
@@ -29,6 +29,7 @@ from slm_lab.types import Batch
 FIRST_LOG_VARS = (-10.0, 0.5)  # between which they are at first, and
 BOUNDS_COEF = 0.01  # the weight of how far apart their bounds are: both as in Chua 2018's code
 ROWS_TO_MEASURE = 4096  # at a time
+AT_ONCE = 64  # minibatches
 TERMINATED = "terminated"
 
 
@@ -129,14 +130,21 @@ class Dynamics:
         flats = [group.own for group in self.learner.groups]
         kept = [flat.clone() for flat in flats]
         while stop.goes_on:
-            members = [memory.batches(member=member) for member in range(self.settings.members)]
-            for rows in zip(*members, strict=True):
-                self.learner.step(stacked(rows), frame)
+            for batch in self.epoch(memory):
+                self.learner.step(batch, frame)
             if stop.tell(self.measure(memory, part)):
                 kept = [flat.clone() for flat in flats]
         for flat, values in zip(flats, kept, strict=True):
             flat.copy_(values)
         self.validation_loss = stop.best if math.isfinite(stop.best) else None
+
+    def epoch(self, memory: ModelBasedReplay) -> Iterator[Batch]:
+        """Every member's training rows in minibatches of the memory's size; many of them are read at once."""
+        size, count = memory.settings.batch_size, self.settings.members
+        for rows in zip(*(memory.batches(AT_ONCE * size, member=member) for member in range(count)), strict=True):
+            many = stacked(rows)
+            for start in range(0, len(many.reward), size):
+                yield map_tensors(many, lambda column, start=start: column[start : start + size])
 
     @torch.no_grad()
     def draw(self, obs: Tensor, action: Tensor, rng: np.random.Generator) -> tuple[Tensor, Tensor, Tensor]:

@@ -50,7 +50,9 @@ class MemberLinear(nn.Module):
         self.bias = nn.Parameter(torch.stack([layer.bias.detach()[None] for layer in layers]))  # (M, 1, outputs)
 
     def forward(self, values: Tensor) -> Tensor:
-        if self.weight.shape[-1] <= FEW:
+        if (
+            self.weight.shape[-1] <= FEW and not torch.is_grad_enabled()
+        ):  # gradients would be of mixed layouts, and slow
             return torch.baddbmm(self.bias.mT, self.weight.mT, values.mT).mT
         return torch.baddbmm(self.bias, values, self.weight)
 
