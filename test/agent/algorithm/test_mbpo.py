@@ -87,7 +87,7 @@ def test_the_model_is_fitted_at_its_own_frequency_and_imagines_as_many_rollouts(
     assert fits == [2, 20, 40]
     assert agent.algorithm.imagined.seen == 24
     assert agent.algorithm.opt_step == 50
-    assert np.isfinite(agent.algorithm.imagined.all().next_obs).all()
+    assert agent.algorithm.imagined.all().next_obs.isfinite().all()
 
 
 # batches
