@@ -14,6 +14,13 @@ import numpy as np
 Arrays = Any
 
 
+class Lost(NamedTuple):
+    """An episode that came to no end of its own."""
+
+    env: int  # which sub-env
+    reason: str
+
+
 class Step(NamedTuple):
     """What a vector env returns for all its sub-envs at once."""
 
@@ -22,6 +29,9 @@ class Step(NamedTuple):
     reward: np.ndarray  # (N,)  float64
     terminated: np.ndarray  # (N,)  bool; the episode ended in a terminal state: do not bootstrap
     truncated: np.ndarray  # (N,)  bool; the episode was cut off: bootstrap from next_obs
+    score: np.ndarray | None = None  # (N,)  float64; what the env paid; None: the reward, which is not scaled
+    goes_on: np.ndarray | None = None  # (N,)  bool; what ended is no more than a life of a game; None: nowhere
+    lost: tuple[Lost, ...] = ()  # episodes that ended because their env failed; these rows tell of no step
 
 
 @dataclass(slots=True)

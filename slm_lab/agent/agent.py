@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from gymnasium import spaces
+from pydantic import ValidationError
 
 from slm_lab.agent.algorithm.algorithm import Algorithm, Site
 from slm_lab.agent.algorithm.recurrent import Carried
@@ -183,6 +184,18 @@ def check_agent(
         if spec.meta.distributed:
             mistakes += _check_distributed(spec)
     return mistakes + check_place(spec.meta)
+
+
+def with_stacks(spec: Spec, stack: int) -> Spec:
+    """The spec with a memory that holds each of so many stacked frames once, unless it says itself what is stacked."""
+    memory = spec.agent.memory
+    if stack == 1 or "frame_stack" in memory.model_fields_set or "frame_stack" not in type(memory).model_fields:
+        return spec
+    try:
+        fitted = type(memory).model_validate({**memory.model_dump(), "frame_stack": stack})
+    except ValidationError:  # as with hindsight: it holds whole stacks
+        return spec
+    return spec.model_copy(update={"agent": spec.agent.model_copy(update={"memory": fitted})})
 
 
 def check_parts(agent: AgentSpec) -> list[Mistake]:

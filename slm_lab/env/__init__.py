@@ -1,6 +1,7 @@
 """The world: a vector env from the spec, its episode seeds. The only reset and autoreset logic of the lab."""
 
-from slm_lab.env.make import goal_functions, make_env
-from slm_lab.env.vector import VectorEnv
+from slm_lab.env.make import EnvFault, goal_functions, make_env
+from slm_lab.env.scaling import Statistics
+from slm_lab.env.vector import VectorEnv, spaces_of
 
-__all__ = ["VectorEnv", "goal_functions", "make_env"]
+__all__ = ["EnvFault", "Statistics", "VectorEnv", "goal_functions", "make_env", "spaces_of"]

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import hashlib
+import importlib.util
+import math
 import os
 import re
 import sys
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 
 import gymnasium
+import numpy as np
 from gymnasium import error, spaces
 
+from slm_lab.env import atari, names
+from slm_lab.env.scaling import RewardScaling
+from slm_lab.env.wrappers import reward_scale, wrapped
 from slm_lab.errors import Mistake, RunError, SpecError
 from slm_lab.spec.registry import nearest
 from slm_lab.spec.schema import EnvSpec
 
-EXTRAS = {"box2d": "box2d", "mujoco": "mujoco", "ale": "atari", "atari": "atari", "pygame": "all"}
+FILE = re.compile(r"(?P<path>.+\.py):(?P<name>\w+)")  # a class in a user's own file
 OWN_ENVS = {  # imported when they are made
     "BitFlipping-v0": {"entry_point": "slm_lab.env.bit_flipping:BitFlipping"},
     "MaskedCartPole-v1": {
@@ -32,39 +40,93 @@ OWN_KEYWORDS = {
 }
 
 
-def make_env(spec: EnvSpec, render_mode: str | None = None, *, warns: bool = False) -> gymnasium.Env:
-    """The env that the spec names, with episodes cut at `max_t` steps; raises SpecError where it cannot be had.
+def make_env(
+    spec: EnvSpec, render_mode: str | None = None, *, training: bool = True, notes: list[str] | None = None
+) -> gymnasium.Env:
+    """The env that the spec names, wrapped as it says; raises SpecError where it cannot be had.
 
-    `warns`: what gymnasium warns of is passed on, where there is no error that says more.
+    `training`: with what helps to learn and is no part of the task, such as lost lives as ends of episodes.
+    `notes` gets lines for the user: an old name, text left out, and what gymnasium warns of.
     """
+    notes = [] if notes is None else notes
     misplaced = [key for key in spec.kwargs if key in OWN_KEYWORDS]
     if misplaced:
         raise SpecError([Mistake(f"env.kwargs.{key}", f"not for here: {OWN_KEYWORDS[key]}") for key in misplaced])
+    with warnings.catch_warnings(record=True) as caught:
+        spec, note = today(spec)
+        env = _made(spec, render_mode)
+        try:
+            env = wrapped(env, spec, training=training, notes=notes)
+            _check_spaces(spec.name, env)
+        except BaseException:
+            env.close()
+            raise
+    notes += [note] if note else []
+    notes += list(dict.fromkeys(str(warning.message) for warning in caught))
+    return env
+
+
+def today(spec: EnvSpec) -> tuple[EnvSpec, str]:
+    """The spec with the name that its env has today, registered, and a line to print where it is another."""
     if spec.name in OWN_ENVS and spec.name not in gymnasium.registry:
         gymnasium.register(spec.name, **OWN_ENVS[spec.name])
-    if spec.name not in gymnasium.registry:
-        _register_atari()
-    if spec.name not in gymnasium.registry and _newest_version(spec.name):  # gymnasium would take it for that one
-        raise SpecError([Mistake("env.name", _unknown_id(spec.name))])
-    keywords = spec.kwargs if render_mode is None else {**spec.kwargs, "render_mode": render_mode}
+    names.find_package(spec.name)
+    name, note = names.living(spec.name)
+    return spec.model_copy(update={"name": name}), note
+
+
+def _made(spec: EnvSpec, render_mode: str | None) -> gymnasium.Env:
+    if spec.name not in gymnasium.registry and names.newest_version(spec.name):  # gymnasium would take it for that one
+        raise SpecError([Mistake("env.name", names.unknown(spec.name))])
+    of_atari = atari.is_atari(spec.name)
+    keywords = atari.own_keywords(spec.kwargs) if of_atari else dict(spec.kwargs)
+    keywords |= {} if render_mode is None else {"render_mode": render_mode}
+    limit = None if of_atari else spec.max_t  # the frames that it skips do not count
     try:
-        with warnings.catch_warnings(record=True) as caught:
-            env = gymnasium.make(spec.name, max_episode_steps=spec.max_t, disable_env_checker=True, **keywords)
+        env_id = own_file(spec.name) if FILE.fullmatch(spec.name) else spec.name
+        return gymnasium.make(env_id, max_episode_steps=limit, disable_env_checker=True, **keywords)
     except (error.UnregisteredEnv, error.DeprecatedEnv) as problem:
-        raise SpecError([Mistake("env.name", _unknown_id(spec.name))]) from problem
+        raise SpecError([Mistake("env.name", names.unknown(spec.name))]) from problem
     except (error.DependencyNotInstalled, ImportError) as problem:
-        raise SpecError([Mistake("env.name", _missing_package(spec.name, str(problem)))]) from problem
+        raise SpecError([Mistake("env.name", names.missing_package(spec.name, str(problem)))]) from problem
     except error.Error as problem:
         raise SpecError([Mistake("env.name", f"'{spec.name}' cannot be made: {problem}")]) from problem
+    except SpecError:
+        raise
     except Exception as problem:  # an env's constructor is foreign code: it refuses its keywords in its own ways
         place = "env.kwargs" if spec.kwargs else "env.name"
         reason = str(problem).split(" was raised from the environment creator")[0]
         refused = f"'{spec.name}' cannot be made with {spec.kwargs}: {type(problem).__name__}: {reason}"
         raise SpecError([Mistake(place, refused)]) from problem
-    _check_spaces(spec.name, env)
-    for warning in caught if warns else ():
-        warnings.showwarning(warning.message, warning.category, warning.filename, warning.lineno)
-    return env
+
+
+def own_file(name: str) -> gymnasium.envs.registration.EnvSpec:
+    """What "path/my_env.py:MyEnv" names, ready to be made. Importing runs the file's code."""
+    match = FILE.fullmatch(name)
+    assert match is not None
+    path, found = Path(match["path"]).expanduser(), match["name"]
+    if not path.is_file():
+        raise SpecError([Mistake("env.name", f"'{name}': there is no file {path}, beside the spec file or from here")])
+    module_name = f"slm_lab_env_{path.stem}_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]}"
+    module = sys.modules.get(module_name)
+    if module is None:
+        place = importlib.util.spec_from_file_location(module_name, path)
+        assert place is not None
+        assert place.loader is not None
+        module = sys.modules[module_name] = importlib.util.module_from_spec(place)
+        try:
+            place.loader.exec_module(module)
+        except BaseException as problem:
+            del sys.modules[module_name]
+            reason = f"'{name}': {path} cannot be imported: {type(problem).__name__}: {problem}"
+            raise SpecError([Mistake("env.name", reason)]) from problem
+    made = getattr(module, found, None)
+    if not callable(made):
+        there = [key for key, value in vars(module).items() if isinstance(value, type) and not key.startswith("_")]
+        guess = nearest(found, there)
+        hint = f"did you mean '{guess}'?" if guess else f"it has {', '.join(there) or 'no classes'}"
+        raise SpecError([Mistake("env.name", f"'{name}': no class '{found}' in {path}; {hint}")])
+    return gymnasium.envs.registration.EnvSpec(f"{path.stem}/{found}-v0", entry_point=made)
 
 
 def time_limit(env: gymnasium.Env) -> int | None:
@@ -74,10 +136,20 @@ def time_limit(env: gymnasium.Env) -> int | None:
     return env.spec.max_episode_steps or own
 
 
-def goal_functions(env: gymnasium.Env) -> tuple[Callable | None, Callable | None]:
-    """What a goal env says of any pair of goals: its compute_reward and compute_terminated, where it has them."""
+def goal_functions(env: gymnasium.Env, spec: EnvSpec) -> tuple[Callable | None, Callable | None]:
+    """What a goal env says of any pair of goals: its compute_reward and compute_terminated, where it has them.
+
+    None where goals are normalized, which the env does not know, or rewards by what has come before.
+    """
     inner = env.unwrapped
-    return getattr(inner, "compute_reward", None), getattr(inner, "compute_terminated", None)
+    reward, terminated = getattr(inner, "compute_reward", None), getattr(inner, "compute_terminated", None)
+    if spec.normalize_obs or spec.clip_obs or spec.normalize_reward:
+        return None, None
+    scale, clip = reward_scale(spec), spec.clip_reward or math.inf
+    if reward is None or (scale == 1.0 and clip == math.inf):
+        return reward, terminated
+    scaling = RewardScaling(scale, False, None, 1.0, 1)
+    return lambda *goals: np.clip(scaling.of_step(np.asarray(reward(*goals))), -clip, clip), terminated
 
 
 def display_available() -> bool:
@@ -85,51 +157,14 @@ def display_available() -> bool:
     return sys.platform in ("darwin", "win32") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
-def _register_atari() -> None:
-    try:
-        import ale_py
-    except ModuleNotFoundError:
-        return  # gymnasium then does not know the id, and _unknown_id names the extra
-    gymnasium.register_envs(ale_py)
-
-
-def _missing_package(name: str, problem: str) -> str:
-    problem = problem.splitlines()[0]
-    if "moved" in problem:
-        return f"'{name}' cannot be made: {problem}{_newest_version(name)}"
-    extra = next((extra for word, extra in EXTRAS.items() if word in problem.lower()), None)
-    remedy = f"; install it with: pip install -e '.[{extra}]'" if extra else ""
-    return f"'{name}' needs a package that is not installed ({problem}){remedy}"
-
-
-def _unknown_id(name: str) -> str:
-    atari = name.upper().startswith("ALE/") or "NoFrameskip-v" in name or "Deterministic-v" in name
-    if atari and not any(env_id.startswith("ALE/") for env_id in gymnasium.registry):
-        return _missing_package(name, "ale-py")
-    version = _newest_version(name)
-    if version:
-        return f"gymnasium has no '{name}'{version}"
-    guess = nearest(name, list(gymnasium.registry))
-    return f"gymnasium has no env '{name}'" + (f"; did you mean '{guess}'?" if guess else "")
-
-
-def _newest_version(name: str) -> str:
-    base = re.sub(r"-v\d+$", "", name)
-    versions = [
-        int(version)
-        for known, _, version in (env_id.rpartition("-v") for env_id in gymnasium.registry)
-        if known == base and version.isdecimal()
-    ]
-    return f"; the newest version here is '{base}-v{max(versions)}'" if versions else ""
-
-
 def _check_spaces(name: str, env: gymnasium.Env) -> None:
     for label, space in (("observation", env.observation_space), ("action", env.action_space)):
         unusable = [part for part in _leaves(space) if not isinstance(part, USABLE)]
         if unusable:
-            env.close()
             kind = type(unusable[0]).__name__
-            raise SpecError([Mistake("env.name", f"'{name}' has {label}s of type {kind}, which have no fixed shape")])
+            problem = f"'{name}' has {label}s of type {kind}, which have no fixed shape"
+            remedy = "; one of env.wrappers may turn them into such as have"
+            raise SpecError([Mistake("env.name", problem + remedy)])
 
 
 USABLE = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)

@@ -2,22 +2,33 @@
 
 Because an episode is fixed by (seed, env index, episode number), the state of every sub-env at any moment is that
 triple plus the actions since its reset: a few hundred bytes, restored by replaying them. It works for envs that cannot
-be pickled.
+be pickled, wherever they are stepped.
 """
 
 from __future__ import annotations
 
-from math import isfinite
+import multiprocessing
+from collections.abc import Callable
+from hashlib import blake2b
 from typing import Any
 
+import gymnasium
 import numpy as np
 
-from slm_lab.env.arrays import first_not_finite, make_gather, make_scatter
-from slm_lab.env.make import EnvFault, goal_functions, make_env, time_limit
+from slm_lab.env.arrays import policy_space
+from slm_lab.env.make import goal_functions, make_env, time_limit, today
+from slm_lab.env.scaling import ObsScaling, RewardScaling, Statistics, leaves
+from slm_lab.env.sub_envs import SubEnvs
+from slm_lab.env.workers import Workers, usable_cores
+from slm_lab.env.wrappers import reward_scale
 from slm_lab.errors import RunError
-from slm_lab.lib import seeds
 from slm_lab.spec.schema import EnvSpec
 from slm_lab.types import Arrays, Step
+
+FORGOTTEN = 4096  # steps after which those that no episode needs any more are dropped from the log of actions
+# Envs of which a step takes longer than to hand it to another process and back (benchmark/env.py measures it).
+HEAVY = ("ale_py", "gymnasium.envs.mujoco", "gymnasium_robotics")
+FEWEST_FOR_WORKERS = 4  # sub-envs
 
 
 class VectorEnv:
@@ -34,27 +45,52 @@ class VectorEnv:
         num_envs: int | None = None,
         stream: str = "train",
         render_mode: str | None = None,
+        training: bool = True,
+        statistics: Statistics | None = None,
+        gamma: float = 0.99,
+        restarts: bool = False,
     ):
+        """`training`: rewards are scaled as the spec says, lost lives may end episodes, and statistics are gathered;
+        else observations are scaled by `statistics` of the env that trains, as they are, and rewards are the env's.
+        `gamma`: of the return that `normalize_reward` goes by. `restarts`: one that fails begins its next episode.
+        """
+        self.spec, _ = today(spec)
         self.num_envs = num_envs or spec.num_envs
-        self.name = spec.name
-        self.seed = seed
-        self.stream = stream
-        self.envs = [make_env(spec, render_mode if index == 0 else None) for index in range(self.num_envs)]
-        self.observation_space = self.envs[0].observation_space
-        self.action_space = self.envs[0].action_space
-        self.goal_functions = goal_functions(self.envs[0])
+        self.name = self.spec.name
+        self.seed, self.stream, self.training = seed, stream, training
+        self._rows = self._make_rows(stream=stream, training=training, restarts=restarts, render_mode=render_mode)
+        self.envs = self._rows.envs if isinstance(self._rows, SubEnvs) else [make_env(self.spec, training=training)]
+        space = self.envs[0].observation_space
+        if spec.normalize_obs and statistics is None:
+            statistics = Statistics(space)
+        self.statistics = statistics
+        self._scale_obs = ObsScaling(space, statistics, spec.clip_obs)
+        scale = reward_scale(self.spec) if training else 1.0
+        keys = (spec.normalize_reward, spec.clip_reward) if training else (False, None)
+        self._scale_reward = RewardScaling(scale, *keys, gamma, self.num_envs)
+        self.scales = self._scale_obs.changes or self._scale_reward.changes
+        self.observation_space = self._scale_obs.space
+        self.action_space = policy_space(self.envs[0].action_space)
+        self.goal_functions = goal_functions(self.envs[0], self.spec)
         self.time_limit = time_limit(self.envs[0])
-        self._gather = make_gather(self.observation_space)
-        self._gather_actions = make_gather(self.action_space)
-        self._scatter = make_scatter(self.action_space)
         self.episode = [-1] * self.num_envs  # number of the current episode of each sub-env
-        self._actions: list[list[Any]] = [[] for _ in self.envs]  # since its reset
-        self._obs: list[Any] = [None] * self.num_envs
+        self.strayed: list[int] = []  # sub-envs that a saved state could not be restored to: they began anew
+        self._obs: Arrays = None  # (N, ...) to act on now, as the envs gave them
+        self._actions: list[Arrays] = []  # of the last vector steps
+        self._begun = [0] * self.num_envs  # place in `_actions` of the first one since the sub-env's reset
+
+    def _make_rows(self, **keywords: Any) -> SubEnvs | Workers:
+        if keywords["render_mode"] is None and how_to_step(self.spec, self.num_envs) == "async":
+            return Workers(self.spec, self.seed, self.num_envs, **keywords)
+        return SubEnvs(self.spec, self.seed, range(self.num_envs), **keywords)
 
     def reset(self) -> Arrays:
         """(N, ...) the first observations of the next episode of every sub-env."""
-        for index in range(self.num_envs):
-            self._begin(index)
+        self.episode = [number + 1 for number in self.episode]
+        self._actions, self._begun = [], [0] * self.num_envs
+        self._obs = self._rows.begin(self.episode, self.stream)
+        if self.training and self.statistics is not None:
+            self.statistics.add(self._obs)
         return self.current_obs()
 
     def begin_stream(self, stream: str) -> Arrays:
@@ -66,77 +102,162 @@ class VectorEnv:
     def step(self, action: Arrays) -> Step:
         """Step every sub-env; one whose episode ends is reset within the same call (its `obs` is then the new first).
 
-        Where no episode ended, `obs` and `next_obs` are the same arrays.
+        Where no episode ended, `obs` and `next_obs` are the same arrays. Raises EnvFault where an env fails; the state
+        is then still that of the moment before.
         """
-        current, actions = self._obs, self._actions
-        reward = np.empty(self.num_envs)
-        terminated = np.empty(self.num_envs, np.bool_)
-        truncated = np.empty(self.num_envs, np.bool_)
-        ended = []
-        chosen = self._scatter(action)
-        for index, (env, choice) in enumerate(zip(self.envs, chosen, strict=True)):
-            try:
-                obs, gain, terminal, cut, _ = env.step(choice)
-            except Exception as problem:  # an env is foreign code: whatever it raises is told with its place
-                raise EnvFault(self._told(index, "step", problem, action=choice)) from problem
-            current[index], reward[index], terminated[index], truncated[index] = obs, gain, terminal, cut
-            actions[index].append(choice)
-            if terminal or cut:
-                ended.append(index)
-            if not isfinite(gain):
-                raise EnvFault(self._told(index, "step", ValueError(f"its reward is {gain}"), action=choice))
-        next_obs = obs = self._gather(current)
-        faulty = first_not_finite(next_obs)
-        if faulty is not None:  # in the memory it would spoil the nets long before anybody saw it
-            fault = ValueError(f"its observation is {current[faulty]}")
-            raise EnvFault(self._told(faulty, "step", fault, action=chosen[faulty]))
-        if ended:
-            for index in ended:
-                self._begin(index)
-            obs = self._gather(current)
-        return Step(obs, next_obs, reward, terminated, truncated)
+        step = self._rows.step(action)
+        self._actions.append(_copy(action))
+        self._obs = step.obs
+        if step.obs is not step.next_obs:
+            self._count_episodes(step)
+        return self._scaled(step) if self.scales else step
 
     def current_obs(self) -> Arrays:
         """(N, ...) the observations to act on now."""
-        return self._gather(self._obs)
+        return self._scale_obs(self._obs) if self._scale_obs.changes else _copy(self._obs)
 
     def render(self) -> Any:
-        return self.envs[0].render()
+        return self._rows.render()
 
     def close(self) -> None:
-        for env in self.envs:
-            env.close()
+        self._rows.close()
+        if not isinstance(self._rows, SubEnvs):
+            self.envs[0].close()
 
-    def _begin(self, index: int) -> None:
-        self.episode[index] += 1
-        self._actions[index] = []
-        episode_seed = seeds.derive(self.seed, self.stream, index, self.episode[index])
-        try:
-            self._obs[index], _ = self.envs[index].reset(seed=episode_seed)
-        except Exception as problem:  # foreign code, as in step
-            raise EnvFault(self._told(index, "reset", problem)) from problem
+    def _count_episodes(self, step: Step) -> None:
+        over = step.terminated | step.truncated
+        for index in np.flatnonzero(over if step.goes_on is None else over & ~step.goes_on):
+            self.episode[index] += 1
+            self._begun[index] = len(self._actions)
+        oldest = min(self._begun)
+        if oldest > FORGOTTEN:
+            del self._actions[:oldest]
+            self._begun = [begun - oldest for begun in self._begun]
 
-    def _told(self, index: int, call: str, problem: Exception, **more: Any) -> str:
-        place = {"sub-env": index, "episode": self.episode[index], "actions since its reset": len(self._actions[index])}
-        details = ", ".join(f"{key} {value}" for key, value in (place | more).items())
-        return f"env {self.name} failed in {call}: {type(problem).__name__}: {problem} ({details})"
+    def _scaled(self, step: Step) -> Step:
+        obs, next_obs = step.obs, step.next_obs
+        if self._scale_obs.changes:
+            if self.training and self.statistics is not None:
+                self.statistics.add(obs)
+            next_obs = self._scale_obs(next_obs)
+            obs = next_obs if step.obs is step.next_obs else self._scale_obs(obs)
+        if not self._scale_reward.changes:
+            return step._replace(obs=obs, next_obs=next_obs)
+        reward = self._scale_reward(step.reward, step.terminated | step.truncated)
+        return step._replace(obs=obs, next_obs=next_obs, reward=reward, score=step.reward)
+
+    def statistics_state(self) -> dict | None:
+        """What the best policy knows observations by; None where they are as the env gives them."""
+        return None if self.statistics is None else self.statistics.state_dict()
 
     def state_dict(self) -> dict:
+        begun = self.episode[0] >= 0
         return {
             "episode": list(self.episode),
-            "actions": [self._gather_actions(actions) for actions in self._actions],
+            "actions": [self._taken(index) for index in range(self.num_envs)] if begun else [],
+            "obs": [_digest(self._obs, index) for index in range(self.num_envs)] if begun else [],
+            "statistics": self.statistics_state(),
+            "reward": self._scale_reward.state_dict(),
         }
 
     def load_state_dict(self, tree: dict) -> None:
-        """Go back to that moment: reset each sub-env with its episode's seed and replay the actions since."""
-        if len(tree["episode"]) != self.num_envs:
-            raise RunError(f"the checkpoint holds {len(tree['episode'])} sub-envs, the spec asks for {self.num_envs}")
-        for index, (number, actions) in enumerate(zip(tree["episode"], tree["actions"], strict=True)):
-            self.episode[index] = int(number) - 1
-            if number < 0:  # saved before the first reset
-                self.episode[index], self._actions[index], self._obs[index] = -1, [], None
-                continue
-            self._begin(index)
-            for action in self._scatter(actions):
-                self._obs[index] = self.envs[index].step(action)[0]
-                self._actions[index].append(action)
+        """Go back to that moment: reset each sub-env with its episode's seed and replay the actions since.
+
+        An env that does not come to the same observation again, which a few simulators do not, begins its next episode
+        instead; `strayed` tells which.
+        """
+        numbers = [int(number) for number in tree["episode"]]
+        if len(numbers) != self.num_envs:
+            raise RunError(f"the checkpoint holds {len(numbers)} sub-envs, the spec asks for {self.num_envs}")
+        if self.statistics is not None and tree["statistics"] is not None:
+            self.statistics.load_state_dict(tree["statistics"])
+        self._scale_reward.load_state_dict(tree["reward"])
+        self.episode, self.strayed = numbers, []
+        if numbers[0] < 0:  # saved before the first reset
+            self._obs = None
+            return
+        self._obs = self._rows.replay(numbers, tree["actions"], self.stream)
+        self._remember_actions(tree["actions"])
+        self.strayed = [index for index, was in enumerate(tree["obs"]) if _digest(self._obs, index) != was]
+        if self.strayed:
+            self._begin_anew(tree["actions"])
+
+    def _begin_anew(self, actions: list[Arrays]) -> None:
+        """The next episode in sub-envs that strayed; the others go through what they have come to again."""
+        for index in self.strayed:
+            self.episode[index] += 1
+            actions[index] = _map(lambda part: part[:0], actions[index])
+        self._obs = self._rows.replay(self.episode, actions, self.stream)
+        self._remember_actions(actions)
+
+    def _taken(self, index: int) -> Arrays:
+        """(T, ...) the actions since the sub-env's reset."""
+        taken = self._actions[self._begun[index] :]
+        if not taken:
+            return _map(lambda part: part[:0], self._no_action())
+        if isinstance(taken[0], dict):
+            return {key: np.stack([action[key][index] for action in taken]) for key in taken[0]}
+        return np.stack([action[index] for action in taken])
+
+    def _no_action(self) -> Arrays:
+        """Some action of all sub-envs, of which nothing is kept but its shape and dtype."""
+        if self._actions:
+            return self._actions[-1]
+        parts = leaves(self.action_space).items()
+        none = {key: np.zeros((self.num_envs, *(part.shape or ())), part.dtype) for key, part in parts}
+        return none.get("", none)
+
+    def _remember_actions(self, actions: list[Arrays]) -> None:
+        """The log as it was: those of each sub-env at its end, whatever before they began."""
+        lengths = [_length(taken) for taken in actions]
+        longest = max(lengths)
+        self._begun = [longest - length for length in lengths]
+
+        def column(parts: list[np.ndarray]) -> np.ndarray:
+            rows = np.zeros((longest, len(parts), *parts[0].shape[1:]), parts[0].dtype)
+            for index, part in enumerate(parts):
+                rows[longest - len(part) :, index] = part
+            return rows
+
+        if isinstance(actions[0], dict):
+            columns = {key: column([taken[key] for taken in actions]) for key in actions[0]}
+            self._actions = [{key: rows[place] for key, rows in columns.items()} for place in range(longest)]
+        else:
+            self._actions = list(column(actions))
+
+
+def spaces_of(env: gymnasium.Env, spec: EnvSpec) -> tuple[gymnasium.Space, gymnasium.Space]:
+    """The spaces of observations and actions as a vector env of such envs has them: an agent's own."""
+    statistics = Statistics(env.observation_space) if spec.normalize_obs else None
+    return ObsScaling(env.observation_space, statistics, spec.clip_obs).space, policy_space(env.action_space)
+
+
+def how_to_step(spec: EnvSpec, num_envs: int) -> str:
+    """ "sync" or "async", as the spec says; where it says "auto", by what was measured (docs/environments.md)."""
+    if spec.vectorization != "auto":
+        return spec.vectorization if num_envs > 1 else "sync"
+    known = gymnasium.registry.get(spec.name)
+    heavy = known is not None and str(known.entry_point).startswith(HEAVY)
+    alone = multiprocessing.parent_process() is None  # else other sessions have the other cores
+    enough = num_envs >= FEWEST_FOR_WORKERS and usable_cores() > 1
+    return "async" if heavy and alone and enough else "sync"
+
+
+def _map(function: Callable[[np.ndarray], np.ndarray], values: Arrays) -> Arrays:
+    if isinstance(values, dict):
+        return {key: function(part) for key, part in values.items()}
+    return function(np.asarray(values))
+
+
+def _copy(values: Arrays) -> Arrays:
+    return {key: np.array(part) for key, part in values.items()} if isinstance(values, dict) else np.array(values)
+
+
+def _length(values: Arrays) -> int:
+    return len(next(iter(values.values())) if isinstance(values, dict) else values)
+
+
+def _digest(obs: Arrays, index: int) -> str:
+    """A few letters that tell observations apart."""
+    parts = obs.values() if isinstance(obs, dict) else (obs,)
+    return blake2b(b"".join(part[index].tobytes() for part in parts), digest_size=8).hexdigest()

@@ -163,7 +163,8 @@ class WatchedAgent(Agent):
         if misfits and not isinstance(self.env.action_space, spaces.Box):
             checks.fault("actions", f"{action} lies outside {self.env.action_space}, at row {checks.rows}")
         if self.memory is not None:
-            row = {**step._asdict(), "obs": obs, "action": action, **self.extras_of_rows(carried)}
+            told = {name: getattr(step, name) for name in ("next_obs", "reward", "terminated", "truncated")}
+            row = {**told, "obs": obs, "action": action, **self.extras_of_rows(carried)}
             try:
                 self.memory.validate(row, bounds=False)  # counted above: many envs leave their own
             except ValueError as problem:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from slm_lab.agent.agent import make_algorithm
 from slm_lab.agent.common import Common
-from slm_lab.env import make_env
+from slm_lab.env import make_env, spaces_of
 from slm_lab.experiment.checkpoint import Checkpoints
 from slm_lab.experiment.folder import SessionFolder
 from slm_lab.experiment.session import session_seed
@@ -27,7 +27,7 @@ def make_common(spec: Spec, sessions: list[SessionFolder]) -> tuple[dict[str, Co
     alone = spec.model_copy(update={"meta": spec.meta.model_copy(update={"compile": False})})  # it takes no step here
     env = make_env(spec.env)
     try:
-        algorithm = make_algorithm(alone, env.observation_space, env.action_space, session_seed(spec, 0))
+        algorithm = make_algorithm(alone, *spaces_of(env, spec.env), session_seed(spec, 0))
     finally:
         env.close()
     begun = [folder for folder in sessions if folder.latest.exists() or folder.previous.exists()]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from slm_lab.agent.agent import Agent
-from slm_lab.env import VectorEnv
+from slm_lab.env import Statistics, VectorEnv
 from slm_lab.spec.schema import EnvSpec
 
 STEPS_WITHOUT_LIMIT = 10_000  # of an episode in an env that sets no time limit: a greedy policy may never end one
@@ -50,8 +50,9 @@ class Evaluator:
     Which episodes they are depends on the session's seed and the frame alone, so there is no state to save.
     """
 
-    def __init__(self, spec: EnvSpec, episodes: int, seed: int):
-        self.env = VectorEnv(spec, seed, num_envs=episodes, stream="eval")
+    def __init__(self, spec: EnvSpec, episodes: int, seed: int, statistics: Statistics | None = None):
+        """`statistics`: of the env that trains, by which observations are normalized; they are used as they are."""
+        self.env = VectorEnv(spec, seed, num_envs=episodes, stream="eval", training=False, statistics=statistics)
         self.limit = step_limit(self.env)
 
     def run(self, agent: Agent, frame: int, stop: Callable[[], bool] = lambda: False) -> Evaluation | None:

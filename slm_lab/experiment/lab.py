@@ -17,10 +17,11 @@ from typing import Any
 from rich.console import Console
 
 from slm_lab import __version__
-from slm_lab.agent.agent import check_agent, check_parts, check_place
-from slm_lab.env import goal_functions, make_env
+from slm_lab.agent.agent import check_agent, check_parts, check_place, with_stacks
+from slm_lab.env import goal_functions, make_env, spaces_of
 from slm_lab.env.arrays import flatten_keys
 from slm_lab.env.make import display_available
+from slm_lab.env.wrappers import frame_stack
 from slm_lab.errors import Interrupted, Mistake, RunError, SpecError, StoppedAtOnce
 from slm_lab.experiment import dev
 from slm_lab.experiment import enjoy as enjoying
@@ -55,19 +56,25 @@ def read(tree: Any, name: str) -> Spec:
         raise SpecError([*problem.mistakes, *_check_right_parts(tree)], None, name) from problem
 
 
-def check(spec: Spec) -> None:
-    """Build the env once and see whether the parts fit; raises SpecError, writes nothing."""
+def check(spec: Spec) -> tuple[Spec, list[str]]:
+    """Build the env once and see whether the parts fit; raises SpecError, writes nothing.
+
+    The spec with what the env decides filled in, and what a user should know of the env.
+    """
+    notes: list[str] = []
     try:
-        env = make_env(spec.env, warns=True)
+        env = make_env(spec.env, notes=notes)
     except SpecError as problem:
         of_the_rest = check_parts(spec.agent) + check_place(spec.meta)
         raise SpecError([*of_the_rest, *problem.mistakes], None, spec.name) from problem
     try:
-        mistakes = check_agent(spec, env.observation_space, env.action_space, goal_functions(env))
+        spec = with_stacks(spec, frame_stack(spec.env))
+        mistakes = check_agent(spec, *spaces_of(env, spec.env), goal_functions(env, spec.env))
     finally:
         env.close()
     if mistakes:
         raise SpecError(mistakes, None, spec.name)
+    return spec, notes
 
 
 def _check_right_parts(tree: Any) -> list[Mistake]:
@@ -97,7 +104,7 @@ def train(
     if mode == "dev":
         spec, checks = dev.shortened(spec), dev.Checks()
         render = render or display_available()
-    check(spec)
+    spec, notes = check(spec)
     drawn = spec.meta.seed is None
     if drawn:
         seed = secrets.randbelow(2**31)
@@ -109,6 +116,7 @@ def train(
     console = _console()
     if verbosity >= 0:
         console.print(f"{spec.name}: seed {spec.meta.seed}{' (drawn)' if drawn else ''}, results go to {run.root}")
+        _print_lines(console, notes)
     with _locked(run) as lock:
         return _run(spec, run, console, lock, file=file, render=render, verbosity=verbosity, checks=checks)
 
@@ -123,7 +131,7 @@ def resume(
     folder, _, _ = parse_target(str(run))
     spec = saved_spec(folder, overrides)
     changed = _changes(saved_spec(folder), spec)
-    check(spec)
+    spec, notes = check(spec)
     console = _console()
     file = str((spec.provenance or {}).get("spec_file", folder.spec_file))
     display = Display(spec.name, spec.meta.max_session, verbosity, console)
@@ -141,6 +149,7 @@ def resume(
             write_json(folder.spec_file, {spec.name: spec.to_tree()})
         if verbosity >= 0:
             console.print(f"{spec.name}: goes on in {folder.root}")
+            _print_lines(console, notes)
         return _run(spec, folder, console, lock, file=file, render=False, verbosity=verbosity)
 
 
@@ -155,25 +164,37 @@ def _changes(before: Spec, after: Spec) -> list[str]:
     return changed
 
 
-def enjoy(target: Path, *, episodes: int = 10, render: bool = False, verbosity: int = 0) -> None:
-    """Play a run's best agent greedily, in a window if there is a display, and print each episode's return."""
+def enjoy(
+    target: Path, *, episodes: int = 10, render: bool = False, verbosity: int = 0, video: Path | None = None
+) -> None:
+    """Play a run's best agent greedily, in a window if there is a display, and print each episode's return.
+
+    `video`: a folder for films of all episodes. Without a display and without such a folder, the first episode is
+    filmed into a folder beside the run.
+    """
     run, trial, session = parse_target(str(target))
     spec = saved_spec(run)
     if render and not display_available():
-        raise RunError("there is no display to render to; without --render the returns alone are printed")
+        raise RunError("there is no display to render to; without --render the first episode is filmed")
     folder = enjoying.best_session(run, trial, session)
     console = _console()
     if verbosity >= 0:
         console.print(f"{spec.name} from {folder.root}, {episodes} greedy episode{'s' if episodes > 1 else ''}")
     returns = []
     notes: set[str] = set()
-    for total, length, note in enjoying.play(spec, folder, episodes, render or display_available()):
+    window = video is None and (render or display_available())
+    films = None
+    if not window and (video is not None or verbosity >= 0):
+        films = enjoying.Films(video or run.root.absolute().with_name(f"{run.name}_video"), episodes if video else 1)
+    for total, length, note in enjoying.play(spec, folder, episodes, window, films):
         returns.append(total)
         if verbosity >= 0:
             console.print(f"  episode {len(returns)}: return {number(total)}, {length} steps")
         if note and note not in notes and verbosity >= 0:
             console.print(note)
         notes.add(note)
+    if films is not None and films.note and verbosity >= 0:
+        console.print(films.note)
     console.print(f"mean return {number(sum(returns) / len(returns))}")
 
 
@@ -237,6 +258,11 @@ def _say(verdicts: list[dev.Verdict], console: Console, verbosity: int) -> None:
     wrong = [verdict.name for verdict in verdicts if not verdict.ok]
     if wrong:
         raise RunError(f"dev mode found something wrong: {', '.join(wrong)}")
+
+
+def _print_lines(console: Console, lines: list[str]) -> None:
+    for line in lines:
+        console.print(line)
 
 
 def _console() -> Console:

@@ -39,7 +39,14 @@ class Logbook:
         self._row_frame, self._row_time = 0, 0.0  # frame and training time of the last train row
 
     def count(self, step: Step) -> None:
-        self.tally.add(step.reward, step.terminated | step.truncated)
+        """What the env paid counts, whatever of it is learned from; and whole games, whatever their lives end."""
+        ended = step.terminated | step.truncated
+        for lost in step.lost:
+            ended[lost.env] = False
+        score = step.reward if step.score is None else step.score
+        self.tally.add(score, ended if step.goes_on is None else ended & ~step.goes_on)
+        for lost in step.lost:
+            self.tally.forget(lost.env)
 
     def write_train(self, clock: Clock, opt_step: int, report: dict[str, float]) -> None:
         """A row about all that happened since the last one."""

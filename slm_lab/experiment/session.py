@@ -15,7 +15,7 @@ from slm_lab.agent.common import Common
 from slm_lab.analysis.metrics import session_metrics
 from slm_lab.analysis.plots import session_curve
 from slm_lab.analysis.tables import read_table
-from slm_lab.env import VectorEnv
+from slm_lab.env import EnvFault, VectorEnv
 from slm_lab.errors import Interrupted, RunError
 from slm_lab.experiment.checkpoint import Checkpoints
 from slm_lab.experiment.clock import Clock
@@ -26,6 +26,7 @@ from slm_lab.experiment.logbook import Logbook
 from slm_lab.lib import seeds
 from slm_lab.lib.files import read_json, write_json
 from slm_lab.spec.schema import Spec
+from slm_lab.types import Step
 
 ROWS_OF_A_RUN = 100  # of the train table, where the spec does not say how often to log
 SECONDS_BETWEEN_PICTURES = 60.0
@@ -67,14 +68,20 @@ class Session:
         self.live_seconds = live_seconds
         seed = session_seed(spec, folder.index)
         self.clock = Clock()
-        self.env = VectorEnv(spec.env, seed, render_mode="human" if render else None)
+        self.env = VectorEnv(
+            spec.env,
+            seed,
+            render_mode="human" if render else None,
+            gamma=getattr(spec.agent.algorithm, "gamma", 1.0),
+            restarts=spec.meta.on_env_error == "restart_episode",
+        )
         spaces = self.env.observation_space, self.env.action_space
         agent = Agent(spec, *spaces, seed, self.env.goal_functions, folder.memory_folder, common)
         agent.keep_rows_in(folder.saved_rows)
         self.agent = watch(agent, self.env)
         self.carried = self.agent.first_carried(self.env.num_envs)  # by the net, through the episodes of training
         episodes = spec.meta.rigorous_eval
-        self.evaluator = Evaluator(spec.env, episodes, seed) if episodes else None
+        self.evaluator = Evaluator(spec.env, episodes, seed, self.env.statistics) if episodes else None
         self.checkpoints = Checkpoints(folder)
         self.resumes = folder.latest.exists() or folder.previous.exists()
         self.logbook = Logbook(folder, spec.env.num_envs, self.agent.algorithm.reports, fresh=not self.resumes)
@@ -93,7 +100,7 @@ class Session:
             self._obey_stop()
             while self.clock.frame < self.spec.env.max_frame:
                 action = self.agent.act(obs, self.clock.frame, carried=self.carried)
-                step = self.env.step(action)
+                step = self._step(action)
                 self.agent.remember(obs, action, step, self.carried)
                 self.clock.tick(self.env.num_envs)
                 self.agent.learn(self.clock.frame)
@@ -110,6 +117,18 @@ class Session:
         finally:
             self._close()
 
+    def _step(self, action: Any) -> Step:
+        """A step of the env; where it fails, the state of the moment before is saved."""
+        try:
+            step = self.env.step(action)
+        except EnvFault:
+            if self.clock.frame:
+                self._save()
+            raise
+        for lost in step.lost:
+            self._warn(f"frame {self.clock.frame}: the episode is lost: {lost.reason}")
+        return step
+
     def _begin(self) -> Any:
         """(N, ...) the observations to act on: of a new run, or of the moment that the checkpoint holds."""
         if not self.resumes:
@@ -121,6 +140,9 @@ class Session:
         if trouble:
             self._warn(trouble)
         self._log(f"goes on from frame {self.clock.frame}")
+        for index in self.env.strayed:
+            self.logbook.tally.forget(index)
+            self._warn(f"{self.env.name} does not repeat itself exactly: sub-env {index} goes on with its next episode")
         if self.evaluation_due:
             self._take_stock()
         return self.env.current_obs()
@@ -172,9 +194,10 @@ class Session:
         self.evaluation_due = False
         if score is None or math.isnan(score) or (self.best is not None and score < self.best):
             return
-        policy = self.agent.algorithm.policy_state()
+        policy, statistics = self.agent.algorithm.policy_state(), self.env.statistics_state()
         with self._writing("the best policy"):
-            self.checkpoints.save_best({"frame": self.clock.frame, "score": score, "policy": policy})
+            best = {"frame": self.clock.frame, "score": score, "policy": policy, "statistics": statistics}
+            self.checkpoints.save_best(best)
             self.best = score
             self.listener.detail(f"session {self.folder.index}: frame {self.clock.frame}, best so far: {score:g}")
 

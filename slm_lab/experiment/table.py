@@ -123,6 +123,11 @@ class Tally:
         if np.count_nonzero(ended):
             self._finish(np.flatnonzero(ended))
 
+    def forget(self, env: int) -> None:
+        """The episode under way there does not count; the next begins with the next step."""
+        self._returns[env] = 0
+        self._started[env] = self._steps
+
     def since(self) -> list[tuple[float, int]]:
         """(return, length) of each episode that has ended since the last call, oldest first."""
         unseen, self._unseen = self._unseen, []

@@ -32,10 +32,18 @@ class AgentSpec(Settings):
 
 
 class EnvSpec(Settings):
-    """Where it learns: a gymnasium env, how many copies of it, and for how long."""
+    """Where it learns: a gymnasium env, how many copies of it, for how long, and what is done to what it says."""
 
-    name: str = Field(description="id of a gymnasium env, such as CartPole-v1")
+    name: str = Field(
+        description="id of a gymnasium env, such as CartPole-v1; 'module:Id-v0': of one that a module registers; "
+        "'my_env.py:MyEnv': a class in a file, beside the spec file or from where the lab is started"
+    )
     num_envs: int = Field(1, ge=1, description="copies of the env that are stepped together")
+    vectorization: Literal["auto", "sync", "async", "native"] = Field(
+        "auto",
+        description="how the copies are stepped: one after the other, in worker processes, or by the env's own vector "
+        "env; auto: sync or async, whichever is faster (they give the same results)",
+    )
     max_t: int | None = Field(
         None,
         ge=1,
@@ -44,6 +52,53 @@ class EnvSpec(Settings):
     )
     max_frame: int = Field(ge=1, description="length of a session in frames: env steps, all copies together")
     kwargs: dict[str, Any] = Field({}, description="keywords for the env itself, as gymnasium.make takes them")
+    wrappers: list[dict[str, Any]] = Field(
+        [],
+        description='wrappers of the env, the innermost first: {"name": "gymnasium.wrappers.X", and its keywords}; '
+        "the lab's own by the keys below come after them",
+    )
+    frame_op: Literal["stack", "concat"] | None = Field(
+        None,
+        description="the last frames as one observation: along a new first axis, or along the last axis; "
+        "null: stack for Atari's images, else none",
+    )
+    frame_op_len: int = Field(4, ge=1, description="how many frames; 1: none but the present one")
+    image_downsize: tuple[int, int] | None = Field(
+        None, description="height and width to shrink images to, in pixels; null: 84 x 84 for Atari, else as they are"
+    )
+    time_aware: bool = Field(
+        False, description="observations tell the share of the time limit that is gone (Pardo 2018), in [0, 1]"
+    )
+    normalize_obs: bool = Field(
+        False, description="each number of an observation with the mean 0 and the deviation 1 that it has had so far"
+    )
+    clip_obs: float | None = Field(
+        None, gt=0, description="observations are cut to [-clip_obs, clip_obs], in the env's units or normalized ones"
+    )
+    reward_scale: float | Literal["sign"] | None = Field(
+        None, description="factor of rewards to learn from, or their sign; null: sign for Atari, else 1"
+    )
+    normalize_reward: bool = Field(
+        False, description="rewards to learn from are divided by the deviation of the discounted return so far"
+    )
+    clip_reward: float | None = Field(
+        None, gt=0, description="rewards to learn from are cut to [-clip_reward, clip_reward], after their scaling"
+    )
+
+    @field_validator("image_downsize")
+    @classmethod
+    def _an_image(cls, size: tuple[int, int] | None) -> tuple[int, int] | None:
+        if size is not None and min(size) < 1:
+            raise ValueError("height and width are at least 1 pixel")
+        return size
+
+    @field_validator("wrappers")
+    @classmethod
+    def _named(cls, wrappers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        for wrapper in wrappers:
+            if not isinstance(wrapper.get("name"), str):
+                raise ValueError('each is a block {"name": "gymnasium.wrappers.X", and its keywords}')
+        return wrappers
 
 
 class MetaSpec(Settings):
@@ -65,6 +120,11 @@ class MetaSpec(Settings):
         description="the sessions train one set of parameters together and share out max_frame: 'shared' on the "
         "very same net (A3C, async SAC), 'synced' on copies that each learn step brings up to date (DPPO); false: each "
         "its own",
+    )
+    on_env_error: Literal["stop", "restart_episode"] = Field(
+        "stop",
+        description="when an env fails in the middle of an episode: stop with the state saved, or give that copy "
+        "its next episode, count the lost one in the log, and go on",
     )
     compile: bool | Literal["auto"] = Field(
         "auto", description="compile the learn step; auto: where the run is long enough to pay for it"

@@ -38,7 +38,8 @@ def test_no_episode_begins_at_its_goal():
 
 
 def test_goals_are_judged_many_at_once():
-    reward, terminated = goal_functions(make_env(EnvSpec(name="BitFlipping-v0", max_frame=10)))
+    spec = EnvSpec(name="BitFlipping-v0", max_frame=10)
+    reward, terminated = goal_functions(make_env(spec), spec)
     achieved, desired = np.array([[0, 1], [1, 1]]), np.array([[0, 1], [0, 1]])
     assert reward(achieved, desired, [{}, {}]).tolist() == [0, -1]
     assert terminated(achieved, desired, [{}, {}]).tolist() == [True, False]

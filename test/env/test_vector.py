@@ -1,7 +1,9 @@
 import numpy as np
 import pytest
+from gymnasium import spaces
 
 from slm_lab.env import VectorEnv
+from slm_lab.env.arrays import make_scatter, policy_space
 from slm_lab.env.make import EnvFault
 from slm_lab.errors import RunError
 from slm_lab.spec.schema import EnvSpec
@@ -22,7 +24,7 @@ def draw(envs, rng):
 
 def play(envs, steps, rng):
     """Every number that comes out, as one list of bytes."""
-    return [array.tobytes() for _ in range(steps) for array in envs.step(draw(envs, rng))]
+    return [array.tobytes() for _ in range(steps) for array in envs.step(draw(envs, rng))[:5]]
 
 
 def first_observations(envs, episodes):
@@ -96,16 +98,16 @@ def test_what_a_step_returned_is_not_changed_by_the_next():
     envs = vector("toy/Countdown-v0", num_envs=2)
     envs.reset()
     step = envs.step(np.zeros(2, np.int64))
-    kept = [array.copy() for array in step]
+    kept = [array.copy() for array in step[:5]]
     envs.step(np.zeros(2, np.int64))
-    assert all(np.array_equal(array, copy) for array, copy in zip(step, kept, strict=True))
+    assert all(np.array_equal(array, copy) for array, copy in zip(step[:5], kept, strict=True))
 
 
 def test_arrays_have_a_leading_env_axis_and_the_envs_dtypes():
     envs = vector(num_envs=3)
     step = envs.step(np.zeros(3, np.int64)) if envs.reset().shape == (3, 4) else None
     assert (step.obs.shape, step.obs.dtype) == ((3, 4), np.float32)
-    assert [(array.shape, array.dtype) for array in step[2:]] == [
+    assert [(array.shape, array.dtype) for array in step[2:5]] == [
         ((3,), np.float64),
         ((3,), np.bool_),
         ((3,), np.bool_),
@@ -168,12 +170,22 @@ def test_an_env_with_nested_actions_is_restored():
     assert all(ours[key].tobytes() == theirs[key].tobytes() for key in ours)
 
 
-def test_box_actions_are_clipped_to_each_bound():
+def test_box_actions_are_clipped_and_taken_from_one_to_the_envs_bounds():
     envs = vector("toy/Line-v0", num_envs=2)
+    assert (envs.action_space.low.tolist(), envs.action_space.high.tolist()) == ([-1, -1], [1, 1])
     envs.reset()
-    action = np.array([[-9.0, -9.0], [9.0, 2.0]])
-    assert envs.step(action).obs.tolist() == [[-1, 0], [1, 2]]
-    assert action.tolist() == [[-9, -9], [9, 2]]
+    action = np.array([[-9.0, -9.0], [9.0, 0.5]])
+    assert envs.step(action).obs.tolist() == [[-1, 0], [1, 2.25]]  # the second bound is [0, 3]
+    assert action.tolist() == [[-9, -9], [9, 0.5]]
+
+
+def test_a_bound_that_is_not_there_is_no_bound():
+    space = spaces.Box(np.array([-np.inf, 0, -4], np.float32), np.array([np.inf, np.inf, 4], np.float32))
+    assert policy_space(space) == spaces.Box(
+        np.array([-np.inf, 0, -1], np.float32), np.array([np.inf, np.inf, 1], np.float32)
+    )
+    (taken,) = make_scatter(space)(np.array([[-7.0, -7.0, 0.5]]))
+    assert taken.tolist() == [-7, 0, 2]
 
 
 @pytest.mark.parametrize("space", ["box", "multi_discrete", "multi_binary"])
@@ -184,7 +196,7 @@ def test_a_caller_may_reuse_its_action_array(space):
     envs.step(action)
     action[:] = 0
     other.load_state_dict(envs.state_dict())
-    assert other.current_obs().tolist() == [[1, 1], [1, 1]]
+    assert other.current_obs().tolist() == ([[1, 3], [1, 3]] if space == "box" else [[1, 1], [1, 1]])
 
 
 @pytest.mark.parametrize(

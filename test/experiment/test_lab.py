@@ -4,6 +4,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from pathlib import Path
 from subprocess import PIPE
 
 import pytest
@@ -94,8 +95,11 @@ def test_enjoy_plays_and_changes_nothing(small, capsys, part):
     before = contents(small)
     lab.enjoy(f"{small}{part}", episodes=2)
     assert contents(small) == before
-    first, *episodes, mean = capsys.readouterr().out.splitlines()
+    first, *episodes, video, mean = capsys.readouterr().out.splitlines()
     assert first == f"small from {small}/t0/s0, 2 greedy episodes"
+    film = Path(video.removeprefix("video: "))  # of the first, where there is no display
+    assert film.stat().st_size > 0
+    assert film.parent == small.with_name(f"{small.name}_video")
     assert len(episodes) == 2
     assert episodes[0].startswith("  episode 1: return ")
     assert mean.startswith("mean return ")

@@ -79,7 +79,7 @@ def test_checkpoints_hold_no_rows_but_the_newest(make_spec, make_folder, ear):
         ring = checkpoint.read(file)["agent"]["memory"]["ring"]
         assert "rows" not in ring
         assert len(ring["newest"]) == 1
-    assert checkpoint.read(folder.best).keys() == {"frame", "score", "policy"}
+    assert checkpoint.read(folder.best).keys() == {"frame", "score", "policy", "statistics"}
 
 
 @pytest.mark.parametrize("function", ["fsync", "replace", "unlink"])

@@ -1,0 +1,170 @@
+"""Sub-envs of a vector env, stepped one after the other in this process; each episode has its own seed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import isfinite
+from typing import Any
+
+import numpy as np
+
+from slm_lab.env.arrays import Misfit, first_not_finite, make_gather, make_scatter
+from slm_lab.env.atari import GOES_ON
+from slm_lab.env.make import EnvFault, make_env
+from slm_lab.lib import seeds
+from slm_lab.spec.schema import EnvSpec
+from slm_lab.types import Arrays, Lost, Step
+
+
+class SubEnvs:
+    """Those with these `indices` of a vector env; N is how many they are. Actions are the policy's."""
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        seed: int,
+        indices: Sequence[int],
+        *,
+        stream: str = "train",
+        training: bool = True,
+        restarts: bool = False,
+        render_mode: str | None = None,
+    ):
+        """`restarts`: a sub-env that fails is given its next episode; else EnvFault is raised."""
+        self.name, self.seed, self.stream = spec.name, seed, stream
+        self.indices = list(indices)
+        self.restarts = restarts
+        self.envs = [make_env(spec, None if index else render_mode, training=training) for index in self.indices]
+        self._steps = [env.step for env in self.envs]
+        self._gather = make_gather(self.envs[0].observation_space)
+        self._scatter = make_scatter(self.envs[0].action_space)
+        self.episode = [-1] * len(self.envs)  # number of the current episode of each
+        self._no = np.zeros(len(self.envs), np.bool_)
+        self._now = 0  # vector steps so far
+        self._begun = [0] * len(self.envs)  # `_now` when the current episode began
+        self._obs: list[Any] = [None] * len(self.envs)
+
+    def begin(self, numbers: Sequence[int], stream: str) -> Arrays:
+        """(N, ...) the first observations of these episodes of the stream."""
+        self.stream = stream
+        for place, number in enumerate(numbers):
+            self._begin(place, number)
+        return self.current_obs()
+
+    def replay(self, numbers: Sequence[int], actions: Sequence[Arrays], stream: str) -> Arrays:
+        """(N, ...) the observations after these actions, (T, ...) each, in these episodes; -1: before the first."""
+        self.stream = stream
+        for place, (number, taken) in enumerate(zip(numbers, actions, strict=True)):
+            if number < 0:
+                self.episode[place], self._obs[place] = -1, None
+                continue
+            self._begin(place, number)
+            for choice in self._scatter(taken):
+                self._obs[place], _, terminal, cut, info = self._steps[place](choice)
+                if terminal or cut:
+                    self._end(place, info)
+        return self.current_obs()
+
+    def current_obs(self) -> Arrays:
+        """(N, ...) the observations to act on now."""
+        if any(obs is None for obs in self._obs):
+            return None
+        return self._gather(self._obs)
+
+    def step(self, action: Arrays) -> Step:
+        """Step each; one whose episode ends is reset within the same call. Where none ended, `obs` is `next_obs`."""
+        current = self._obs
+        before = list(current) if self.restarts else current
+        reward: list[Any] = []
+        ended: dict[int, tuple[Any, Any, dict]] = {}  # terminated, truncated and info of those that are
+        lost: list[Lost] = []
+        chosen = self._scatter(action)
+        for place, (step, choice) in enumerate(zip(self._steps, chosen, strict=True)):
+            try:
+                obs, gain, terminal, cut, info = step(choice)
+            except Exception as problem:  # an env is foreign code: whatever it raises is told with its place
+                lost.append(self._lose(place, problem, choice))
+                obs, gain, terminal, cut, info = before[place], 0.0, False, True, {}
+            current[place] = obs
+            reward.append(gain)
+            if terminal or cut:
+                ended[place] = terminal, cut, info
+        while True:
+            try:
+                next_obs = obs = self._gather(current)
+                _check_finite(reward, next_obs, current)
+                break
+            except Misfit as problem:  # in the memory it would spoil the nets long before anybody saw it
+                place = problem.index
+                lost.append(self._lose(place, problem, chosen[place]))
+                current[place], reward[place], ended[place] = before[place], 0.0, (False, True, {})
+        self._now += 1
+        terminated, truncated = self._no.copy(), self._no.copy()
+        if not ended:
+            return Step(obs, next_obs, np.array(reward, np.float64), terminated, truncated)
+        goes_on = self._no.copy()
+        for place, (terminal, cut, info) in ended.items():
+            terminated[place], truncated[place] = terminal, cut
+            goes_on[place] = self._end(place, info)
+        return Step(
+            self._gather(current),
+            next_obs,
+            np.array(reward, np.float64),
+            terminated,
+            truncated,
+            goes_on=goes_on if goes_on.any() else None,
+            lost=tuple(lost),
+        )
+
+    def render(self) -> Any:
+        return self.envs[0].render()
+
+    def close(self) -> None:
+        for env in self.envs:
+            env.close()
+
+    def _begin(self, place: int, number: int) -> None:
+        self.episode[place] = number
+        self._begun[place] = self._now
+        episode_seed = seeds.derive(self.seed, self.stream, self.indices[place], number)
+        try:
+            self._obs[place], _ = self.envs[place].reset(seed=episode_seed)
+        except Exception as problem:  # foreign code, as in step
+            raise EnvFault(self._told(place, "reset", problem)) from problem
+
+    def _end(self, place: int, info: dict) -> bool:
+        """Begin what comes after an episode; whether that is the same game with a life less."""
+        if not info.get(GOES_ON):
+            self._begin(place, self.episode[place] + 1)
+            return False
+        self._obs[place], _ = self.envs[place].reset(options={GOES_ON: True})
+        return True
+
+    def _lose(self, place: int, problem: Exception, choice: Any) -> Lost:
+        reason = self._told(place, "step", problem, choice)
+        if not self.restarts:
+            raise EnvFault(reason) from problem
+        return Lost(self.indices[place], reason)
+
+    def _told(self, place: int, call: str, problem: Exception, *choice: Any) -> str:
+        kind = "" if isinstance(problem, Misfit) else f"{type(problem).__name__}: "
+        where = f"sub-env {self.indices[place]}, episode {self.episode[place]}, step {self._now - self._begun[place]}"
+        action = f", action {choice[0]}" if choice else ""
+        return f"env {self.name} failed in {call}: {kind}{problem} ({where}{action})"
+
+
+def _check_finite(reward: list[Any], obs: Arrays, given: list[Any]) -> None:
+    """Raise Misfit where a reward or an observation is NaN or infinite."""
+    try:
+        finite = isfinite(sum(reward))
+    except TypeError:
+        finite = False
+    if not finite:
+        for place, gain in enumerate(reward):
+            if not isinstance(gain, int | float | np.number | np.ndarray | np.bool_) or np.size(gain) != 1:
+                raise Misfit(place, f"its reward is {gain!r}, not a number")
+            if not isfinite(gain):
+                raise Misfit(place, f"its reward is {gain}")
+    faulty = first_not_finite(obs)
+    if faulty is not None:
+        raise Misfit(faulty, f"its observation is {given[faulty]}")
