@@ -19,9 +19,10 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from slm_lab.agent.algorithm.algorithm import Site, seeded_net
-from slm_lab.agent.learner import Learner, map_tensors
+from slm_lab.agent.learner import Learner
 from slm_lab.agent.memory.encoding import Encoding, Normalizer
 from slm_lab.agent.memory.model_based import ModelBasedReplay, ModelBatch
+from slm_lab.agent.memory.view import take
 from slm_lab.agent.net.ensemble import EnsembleMLP, EnsembleMLPSettings
 from slm_lab.errors import Mistake
 from slm_lab.types import Batch
@@ -143,8 +144,8 @@ class Dynamics:
         size, count = memory.settings.batch_size, self.settings.members
         for rows in zip(*(memory.batches(AT_ONCE * size, member=member) for member in range(count)), strict=True):
             many = stacked(rows)
-            for start in range(0, len(many.reward), size):
-                yield map_tensors(many, lambda column, start=start: column[start : start + size])
+            for places in torch.arange(len(many.reward)).split(size):
+                yield take(many, places)
 
     @torch.no_grad()
     def draw(self, obs: Tensor, action: Tensor, rng: np.random.Generator) -> tuple[Tensor, Tensor, Tensor]:
@@ -153,7 +154,8 @@ class Dynamics:
         rows, (net, device) = len(obs), (self.net, self.learner.device)
         obs = net.scaled_obs(obs.to(device))
         mean, log_var, logit, _ = net(obs, net.scaled_action(action.to(device)))
-        own = torch.from_numpy(rng.integers(self.settings.members, size=rows)).to(device), torch.arange(rows)
+        member = torch.from_numpy(rng.integers(self.settings.members, size=rows)).to(device)
+        own = member, torch.arange(rows, device=device)
         noise = torch.from_numpy(rng.standard_normal(mean.shape[1:], dtype=np.float32)).to(device)
         told = mean[own] + torch.exp(0.5 * log_var[own]) * noise
         likely = torch.zeros(rows, device=device) if logit is None else torch.sigmoid(logit[own])
