@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import traceback
@@ -15,7 +16,7 @@ from click.shell_completion import CompletionItem, get_completion_class
 
 from slm_lab import __version__
 from slm_lab.errors import LabError, SpecError
-from slm_lab.spec.files import SHIPPED, find_file, pick, read_file, spec_files
+from slm_lab.spec.files import SHIPPED, find_file, pick, read_file, spec_files, with_env_file
 from slm_lab.spec.job import GOES_ON, MODES, Job, parse_job, read_jobs
 
 if TYPE_CHECKING:
@@ -123,6 +124,9 @@ def cli(ctx: click.Context) -> None:
 @click.option("--data-dir", type=click.Path(file_okay=False, path_type=Path), default="data", show_default=True)
 @click.option("--render", is_flag=True, help="show the env in a window")
 @click.option("--episodes", type=click.IntRange(min=1), help="how many enjoy plays  [default: 10]")
+@click.option(
+    "--video", type=click.Path(file_okay=False, path_type=Path), help="enjoy: film the episodes into this folder"
+)
 @click.option("-q", "--quiet", count=True, help="print the run's folder and warnings only; enjoy: the mean return only")
 @click.option("-v", "--verbose", count=True, help="print what each checkpoint does; errors with their traceback")
 def run(
@@ -135,6 +139,7 @@ def run(
     data_dir: Path,
     render: bool,
     episodes: int | None,
+    video: Path | None,
     quiet: int,
     verbose: int,
 ) -> int:
@@ -146,6 +151,7 @@ def run(
         "data_dir": data_dir,
         "render": render,
         "episodes": episodes,
+        "video": video,
         "verbosity": verbose - quiet,
     }
     if spec_file is None:
@@ -164,7 +170,7 @@ def _run_all(jobs: list[Job], changes: list[str], settings: dict[str, Any]) -> i
     found: list[str] = []
     for job in jobs:
         try:
-            _refuse_idle_options(job, changes, settings["render"], settings["episodes"])
+            _refuse_idle_options(job, changes, settings["render"], settings["episodes"], settings["video"])
             if job.target is None:
                 _check_spec(job.file, job.spec_name, job.tree(), changes)
         except SpecError as problem:
@@ -183,9 +189,16 @@ def _run_all(jobs: list[Job], changes: list[str], settings: dict[str, Any]) -> i
 
 
 def _run_job(
-    job: Job, changes: list[str], *, data_dir: Path, render: bool, episodes: int | None, verbosity: int
+    job: Job,
+    changes: list[str],
+    *,
+    data_dir: Path,
+    render: bool,
+    episodes: int | None,
+    video: Path | None,
+    verbosity: int,
 ) -> None:
-    _refuse_idle_options(job, changes, render, episodes)
+    _refuse_idle_options(job, changes, render, episodes, video)
     if job.target is None:
         spec = _read_spec(job.file, job.spec_name, job.tree(), changes)
         from slm_lab.experiment import lab
@@ -198,7 +211,7 @@ def _run_job(
     from slm_lab.experiment import lab
 
     if job.mode == "enjoy":
-        lab.enjoy(target, episodes=episodes or 10, render=render, verbosity=verbosity)
+        lab.enjoy(target, episodes=episodes or 10, render=render, verbosity=verbosity, video=video)
     else:
         lab.resume(target, overrides=changes, verbosity=verbosity)
 
@@ -217,12 +230,16 @@ def _find_run(job: Job, target: str, data_dir: Path) -> Path:
     return Path(target)
 
 
-def _refuse_idle_options(job: Job, changes: list[str], render: bool, episodes: int | None) -> None:
+def _refuse_idle_options(job: Job, changes: list[str], render: bool, episodes: int | None, video: Path | None) -> None:
     """An option that would change nothing is a mistake, not a wish to pass over."""
     if job.mode == "enjoy" and changes:
         raise SpecError(f"enjoy plays the spec saved in the run; it cannot be changed ({', '.join(changes)})")
     if job.mode != "enjoy" and episodes:
         raise SpecError("--episodes goes with enjoy; evaluations play meta.rigorous_eval episodes")
+    if job.mode != "enjoy" and video:
+        raise SpecError("--video goes with enjoy")
+    if render and video:
+        raise SpecError("--render shows a window, --video films instead: take one of them")
     if job.mode == "train" and job.target and render:
         raise SpecError("--render goes with train, dev and enjoy@RUN; a run that goes on is not rendered")
 
@@ -232,7 +249,7 @@ def _read_spec(file: str, name: str, tree: dict[str, Any], changes: list[str]) -
     from slm_lab.spec import overrides
 
     with _placed(file, name):
-        return lab.read(overrides.apply(tree, changes), name)
+        return lab.read(overrides.apply(with_env_file(tree, file), changes), name)
 
 
 def _check_spec(file: str, name: str, tree: dict[str, Any], changes: list[str]) -> None:
@@ -306,6 +323,18 @@ def _summary(tree: Any) -> str:
     algorithm = agent.get("algorithm") if isinstance(agent, dict) else None
     words = [block["name"] for block in (algorithm, env) if isinstance(block, dict) and "name" in block]
     return " on ".join(map(str, words))
+
+
+@cli.command()
+@click.argument("env_name", metavar="ENV")
+@click.option("--episodes", type=click.IntRange(min=1), default=100, show_default=True)
+def baseline(env_name: str, episodes: int) -> None:
+    """Tell the random policy's return in ENV; measured once and then remembered."""
+    from slm_lab.env.baseline import random_baseline
+
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "slm_lab" / "random_baselines.json"
+    found, place = random_baseline(env_name, cache, episodes)
+    click.echo(f"{env_name}: {found.mean:g} ± {found.std:g} over {found.episodes} episodes ({place})")
 
 
 @cli.command()

@@ -102,17 +102,19 @@ class SubEnvs:
         terminated, truncated = self._no.copy(), self._no.copy()
         if not ended:
             return Step(obs, next_obs, np.array(reward, np.float64), terminated, truncated)
-        goes_on = self._no.copy()
+        goes_on = None
         for place, (terminal, cut, info) in ended.items():
             terminated[place], truncated[place] = terminal, cut
-            goes_on[place] = self._end(place, info)
+            if self._end(place, info):
+                goes_on = self._no.copy() if goes_on is None else goes_on
+                goes_on[place] = True
         return Step(
             self._gather(current),
             next_obs,
             np.array(reward, np.float64),
             terminated,
             truncated,
-            goes_on=goes_on if goes_on.any() else None,
+            goes_on=goes_on,
             lost=tuple(lost),
         )
 

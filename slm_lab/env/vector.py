@@ -26,8 +26,8 @@ from slm_lab.spec.schema import EnvSpec
 from slm_lab.types import Arrays, Step
 
 FORGOTTEN = 4096  # steps after which those that no episode needs any more are dropped from the log of actions
-# Envs of which a step takes longer than to hand it to another process and back (benchmark/env.py measures it).
-HEAVY = ("ale_py", "gymnasium.envs.mujoco", "gymnasium_robotics")
+# Envs of which a step takes much longer than to hand it to another process and back (benchmark/env.py measures it).
+HEAVY = ("ale_py",)
 FEWEST_FOR_WORKERS = 4  # sub-envs
 
 
@@ -126,11 +126,13 @@ class VectorEnv:
 
     def _count_episodes(self, step: Step) -> None:
         over = step.terminated | step.truncated
-        for index in np.flatnonzero(over if step.goes_on is None else over & ~step.goes_on):
+        if step.goes_on is not None:
+            over &= ~step.goes_on
+        for index in over.nonzero()[0].tolist():
             self.episode[index] += 1
             self._begun[index] = len(self._actions)
-        oldest = min(self._begun)
-        if oldest > FORGOTTEN:
+        if len(self._actions) > FORGOTTEN and min(self._begun) > FORGOTTEN // 2:
+            oldest = min(self._begun)
             del self._actions[:oldest]
             self._begun = [begun - oldest for begun in self._begun]
 

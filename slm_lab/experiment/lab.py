@@ -20,7 +20,7 @@ from slm_lab import __version__
 from slm_lab.agent.agent import check_agent, check_parts, check_place, with_stacks
 from slm_lab.env import goal_functions, make_env, spaces_of
 from slm_lab.env.arrays import flatten_keys
-from slm_lab.env.make import display_available
+from slm_lab.env.make import display_available, today
 from slm_lab.env.wrappers import frame_stack
 from slm_lab.errors import Interrupted, Mistake, RunError, SpecError, StoppedAtOnce
 from slm_lab.experiment import dev
@@ -68,6 +68,7 @@ def check(spec: Spec) -> tuple[Spec, list[str]]:
         of_the_rest = check_parts(spec.agent) + check_place(spec.meta)
         raise SpecError([*of_the_rest, *problem.mistakes], None, spec.name) from problem
     try:
+        spec = spec.model_copy(update={"env": today(spec.env)[0]})
         spec = with_stacks(spec, frame_stack(spec.env))
         mistakes = check_agent(spec, *spaces_of(env, spec.env), goal_functions(env, spec.env))
     finally:

@@ -64,6 +64,19 @@ def read_file(path: str | Path) -> dict[str, Any]:
     return tree
 
 
+def with_env_file(tree: Any, file: str | Path) -> Any:
+    """The spec with "my_env.py:MyEnv" as a path that holds from here, where that file lies beside the spec's."""
+    env = tree.get("env") if isinstance(tree, dict) else None
+    block = env[0] if isinstance(env, list) and len(env) == 1 else env
+    if not isinstance(block, dict) or not isinstance(block.get("name"), str):
+        return tree
+    path, colon, rest = block["name"].rpartition(":")
+    if not path.endswith(".py") or not (beside := find_file(file).parent / path).is_file():
+        return tree
+    block = {**block, "name": f"{beside}{colon}{rest}"}
+    return {**tree, "env": [block] if isinstance(env, list) else block}
+
+
 def pick(tree: dict[str, Any], name: str, file: str) -> dict[str, Any]:
     """The spec of that name from what `read_file` returned."""
     if name in tree:
