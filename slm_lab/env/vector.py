@@ -58,8 +58,14 @@ class VectorEnv:
         self.num_envs = num_envs or spec.num_envs
         self.name = self.spec.name
         self.seed, self.stream, self.training = seed, stream, training
-        self._rows = self._make_rows(stream=stream, training=training, restarts=restarts, render_mode=render_mode)
-        self.envs = self._rows.envs if isinstance(self._rows, SubEnvs) else [make_env(self.spec, training=training)]
+        keywords: dict[str, Any] = {"stream": stream, "training": training, "restarts": restarts}
+        self._rows: SubEnvs | Workers
+        if render_mode is None and how_to_step(self.spec, self.num_envs) == "async":
+            self.envs = [make_env(self.spec, training=training)]  # to be asked, not stepped
+            self._rows = Workers(self.spec, seed, self.num_envs, **keywords)
+        else:
+            self._rows = SubEnvs(self.spec, seed, range(self.num_envs), render_mode=render_mode, **keywords)
+            self.envs = self._rows.envs
         space = self.envs[0].observation_space
         if spec.normalize_obs and statistics is None:
             statistics = Statistics(space)
@@ -78,11 +84,6 @@ class VectorEnv:
         self._obs: Arrays = None  # (N, ...) to act on now, as the envs gave them
         self._actions: list[Arrays] = []  # of the last vector steps
         self._begun = [0] * self.num_envs  # place in `_actions` of the first one since the sub-env's reset
-
-    def _make_rows(self, **keywords: Any) -> SubEnvs | Workers:
-        if keywords["render_mode"] is None and how_to_step(self.spec, self.num_envs) == "async":
-            return Workers(self.spec, self.seed, self.num_envs, **keywords)
-        return SubEnvs(self.spec, self.seed, range(self.num_envs), **keywords)
 
     def reset(self) -> Arrays:
         """(N, ...) the first observations of the next episode of every sub-env."""

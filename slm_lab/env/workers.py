@@ -39,8 +39,12 @@ class Workers:
         self._obs: Arrays = None
         self._begin_with = (spec, seed, keywords)
         self._workers = [_Worker(spec, seed, share, keywords) for share in self.shares]
-        for worker in self._workers:
-            worker.told()
+        try:
+            for worker in self._workers:
+                worker.told()
+        except BaseException:
+            self.close()
+            raise
 
     def begin(self, numbers: Sequence[int], stream: str) -> Arrays:
         self.stream, self.episode = stream, list(numbers)
