@@ -17,6 +17,7 @@ import numpy as np
 
 from slm_lab.env.arrays import policy_space
 from slm_lab.env.make import goal_functions, make_env, time_limit, today
+from slm_lab.env.native import Native, refuse
 from slm_lab.env.scaling import ObsScaling, RewardScaling, Statistics, leaves
 from slm_lab.env.sub_envs import SubEnvs
 from slm_lab.env.workers import Workers, usable_cores
@@ -59,10 +60,14 @@ class VectorEnv:
         self.name = self.spec.name
         self.seed, self.stream, self.training = seed, stream, training
         keywords: dict[str, Any] = {"stream": stream, "training": training, "restarts": restarts}
-        self._rows: SubEnvs | Workers
-        if render_mode is None and how_to_step(self.spec, self.num_envs) == "async":
+        self._rows: SubEnvs | Workers | Native
+        way = "sync" if render_mode else how_to_step(self.spec, self.num_envs)
+        if way == "native":
+            refuse(self.spec)
+        if way != "sync":
             self.envs = [make_env(self.spec, training=training)]  # to be asked, not stepped
-            self._rows = Workers(self.spec, seed, self.num_envs, **keywords)
+            kind = {"async": Workers, "native": Native}[way]
+            self._rows = kind(self.spec, seed, self.num_envs, **keywords)
         else:
             self._rows = SubEnvs(self.spec, seed, range(self.num_envs), render_mode=render_mode, **keywords)
             self.envs = self._rows.envs
@@ -236,9 +241,9 @@ def spaces_of(env: gymnasium.Env, spec: EnvSpec) -> tuple[gymnasium.Space, gymna
 
 
 def how_to_step(spec: EnvSpec, num_envs: int) -> str:
-    """ "sync" or "async", as the spec says; where it says "auto", by what was measured (docs/environments.md)."""
+    """By sync, async or native: as the spec says; for "auto", as was measured to be faster (docs/environments.md)."""
     if spec.vectorization != "auto":
-        return spec.vectorization if num_envs > 1 else "sync"
+        return "sync" if spec.vectorization == "async" and num_envs == 1 else spec.vectorization
     known = gymnasium.registry.get(spec.name)
     heavy = known is not None and str(known.entry_point).startswith(HEAVY)
     alone = multiprocessing.parent_process() is None  # else other sessions have the other cores

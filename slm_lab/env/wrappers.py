@@ -52,9 +52,11 @@ def frame_op(spec: EnvSpec) -> str | None:
 def frame_stack(spec: EnvSpec) -> int:
     """Frames along the first axis of an observation that are each the env's, one after the other; 1: no stacks.
 
-    Normalized ones do not count: what a frame is normalized by changes from step to step.
+    Normalized ones do not count: what a frame is normalized by changes from step to step. Nor do those of a native
+    vector env, of which an episode does not begin with its first frame repeated.
     """
-    return spec.frame_op_len if frame_op(spec) == "stack" and not spec.normalize_obs else 1
+    each_once = not spec.normalize_obs and spec.vectorization != "native"
+    return spec.frame_op_len if frame_op(spec) == "stack" and each_once else 1
 
 
 def reward_scale(spec: EnvSpec) -> float | str:

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from slm_lab import __version__
 from slm_lab.agent.agent import check_agent, check_parts, check_place, with_stacks
-from slm_lab.env import goal_functions, make_env, spaces_of
+from slm_lab.env import goal_functions, make_env, native, spaces_of
 from slm_lab.env.arrays import flatten_keys
 from slm_lab.env.make import display_available, today
 from slm_lab.env.wrappers import frame_stack
@@ -69,6 +69,8 @@ def check(spec: Spec) -> tuple[Spec, list[str]]:
         raise SpecError([*of_the_rest, *problem.mistakes], None, spec.name) from problem
     try:
         spec = spec.model_copy(update={"env": today(spec.env)[0]})
+        if spec.env.vectorization == "native":
+            native.refuse(spec.env)
         spec = with_stacks(spec, frame_stack(spec.env))
         mistakes = check_agent(spec, *spaces_of(env, spec.env), goal_functions(env, spec.env))
     finally:

@@ -3,6 +3,7 @@ import pytest
 
 from slm_lab.env import VectorEnv, make_env
 from slm_lab.env.wrappers import frame_stack, reward_scale
+from slm_lab.errors import SpecError
 from slm_lab.spec.schema import EnvSpec
 
 pytest.importorskip("ale_py")
@@ -102,3 +103,45 @@ def test_max_t_counts_actions_not_frames():
     env = make_env(spec(max_t=3), training=False)
     env.reset(seed=0)
     assert [env.step(NOOP)[3] for _ in range(3)] == [False, False, True]
+
+
+def test_the_native_vector_env_gives_true_final_observations_and_counts_games():
+    envs = VectorEnv(spec(vectorization="native", num_envs=3), 3)
+    obs = envs.reset()
+    rng = np.random.default_rng(0)
+    lives = games = 0
+    for _ in range(200):
+        step = envs.step(rng.integers(0, 4, 3))
+        ended = step.terminated | step.truncated
+        assert (step.next_obs[:, :3] == obs[:, 1:]).all()  # its newest frame is of this step, whatever ended
+        over = ended if step.goes_on is None else ended & ~step.goes_on
+        assert (step.obs[~over] == step.next_obs[~over]).all()
+        assert all((step.obs[index] != step.next_obs[index]).any() for index in over.nonzero()[0])
+        lives, games = lives + ended.sum() - over.sum(), games + over.sum()
+        obs = step.obs
+    assert lives >= 4 * games > 0
+    assert sum(envs.episode) == games
+    envs.close()
+
+
+def test_the_native_vector_env_goes_on_from_a_saved_state():
+    keys = {"vectorization": "native", "num_envs": 3, "kwargs": {"repeat_action_probability": 0.25}}
+    envs, other = VectorEnv(spec(**keys), 3), VectorEnv(spec(**keys), 3)
+    envs.reset()
+    rng = np.random.default_rng(0)
+    while max(envs.episode) == 0:
+        envs.step(rng.integers(0, 4, 3))
+    for _ in range(7):
+        envs.step(rng.integers(0, 4, 3))
+    other.load_state_dict(envs.state_dict())
+    assert other.strayed == []
+    for action in rng.integers(0, 4, (40, 3)):
+        ours, theirs = envs.step(action), other.step(action)
+        assert ours.obs.tobytes() == theirs.obs.tobytes()
+        assert ours.terminated.tolist() == theirs.terminated.tolist()
+
+
+@pytest.mark.parametrize("keys", [{"name": "CartPole-v1"}, {"max_t": 5}, {"frame_op": "concat"}])
+def test_native_is_refused_where_it_cannot_be_exact_or_lacks_a_key(keys):
+    with pytest.raises(SpecError, match="native"):
+        VectorEnv(spec(**keys, vectorization="native", num_envs=2), 0)
