@@ -6,12 +6,14 @@ Acting is a net of two layers of 64 in numpy on the observations as they come (f
 the env counts), and an action drawn from what it says; all use the same. Each env is stepped from one thread, in turns:
 the sync and the async vector env of the lab, bare gymnasium (a loop over envs, reset as they end, their observations
 stacked), and the VecEnvs of Stable-Baselines3, if that is installed. Printed are medians over the rounds, and how much
-longer a frame takes than with bare gymnasium. All have the same wrappers: Atari's are gymnasium's.
+longer a frame takes than with bare gymnasium: by the clock, and for those that are one process in the time that it was
+on a core, which other programs disturb less. All have the same wrappers: Atari's are gymnasium's.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import statistics
 import time
 from collections.abc import Callable
@@ -22,10 +24,12 @@ from gymnasium import spaces
 
 from slm_lab.env import VectorEnv, make_env
 from slm_lab.env.arrays import make_scatter, policy_space
+from slm_lab.errors import SpecError
 from slm_lab.spec.schema import EnvSpec
 
 ENVS = ("CartPole-v1", "Hopper-v5", "HalfCheetah-v5", "PongNoFrameskip-v4")
 STEPS_BETWEEN_LOOKS = 16
+ONE_PROCESS = ("slm-lab sync", "SB3 DummyVecEnv")  # beside bare gymnasium
 
 
 class Net:
@@ -94,13 +98,14 @@ def stable_baselines3(spec: EnvSpec, way: str) -> Callable[[], None]:
     return step
 
 
-def rate(step: Callable[[], None], num_envs: int, seconds: float) -> float:
-    count, began = 0, time.perf_counter()
+def rate(step: Callable[[], None], num_envs: int, seconds: float) -> tuple[float, float]:
+    """Frames per second, and frames per second of this process's time on a core."""
+    count, began, spent = 0, time.perf_counter(), time.process_time()
     while (passed := time.perf_counter() - began) < seconds:
         for _ in range(STEPS_BETWEEN_LOOKS):
             step()
         count += STEPS_BETWEEN_LOOKS
-    return count * num_envs / passed
+    return count * num_envs / passed, count * num_envs / (time.process_time() - spent)
 
 
 def main() -> None:
@@ -120,20 +125,29 @@ def compare(spec: EnvSpec, rounds: int, seconds: float) -> None:
     ways: dict[str, Callable[[], None]] = {"gymnasium": bare(spec), "slm-lab sync": lab(spec, "sync")}
     if spec.num_envs > 1:
         ways["slm-lab async"] = lab(spec, "async")
+    with contextlib.suppress(SpecError):
+        ways["slm-lab native"] = lab(spec, "native")
     try:
         ways["SB3 DummyVecEnv"] = stable_baselines3(spec, "Dummy")
         ways["SB3 SubprocVecEnv"] = stable_baselines3(spec, "Subproc")
     except ImportError:
         print("Stable-Baselines3 is not installed: left out")
-    rates: dict[str, list[float]] = {way: [] for way in ways}
+    rates: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
     for _ in range(rounds):
         for way, step in ways.items():
             rates[way].append(rate(step, spec.num_envs, seconds))
-    base = statistics.median(rates["gymnasium"])
+    base, base_of_core = medians(rates["gymnasium"])
     for way, found in rates.items():
-        middle = statistics.median(found)
-        longer = 100 * (base / middle - 1)
-        print(f"{spec.name:20} {spec.num_envs:3} envs  {way:18} {middle:9,.0f} frames/s  {longer:+6.1f}%")
+        middle, of_core = medians(found)
+        longer = f"{100 * (base / middle - 1):+6.1f}%"
+        if way in ONE_PROCESS:
+            longer += f"  {100 * (base_of_core / of_core - 1):+6.1f}% of a core's time"
+        print(f"{spec.name:20} {spec.num_envs:3} envs  {way:18} {middle:9,.0f} frames/s  {longer}", flush=True)
+
+
+def medians(rates: list[tuple[float, float]]) -> tuple[float, float]:
+    by_clock, of_core = zip(*rates, strict=True)
+    return statistics.median(by_clock), statistics.median(of_core)
 
 
 if __name__ == "__main__":
