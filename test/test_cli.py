@@ -40,6 +40,13 @@ def invoke(*words):
     return result.exit_code, result.stdout, result.stderr
 
 
+def test_the_random_policy_s_return_is_kept_in_the_user_s_cache(monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(Path("cache").absolute()))
+    assert invoke("baseline", "CliffWalking-v1", "--episodes", "1")[1].endswith("over 1 episodes (measured)\n")
+    assert invoke("baseline", "CliffWalking-v1", "--episodes", "1")[1].endswith("over 1 episodes (cached)\n")
+    assert json.loads(Path("cache/slm_lab/random_baselines.json").read_text()).keys() == {"CliffWalking-v1"}
+
+
 def job_file(tree):
     Path("job.json").write_text(json.dumps(tree))
     return "job.json"
@@ -75,7 +82,7 @@ def test_train_and_enjoy_go_on_with_a_run(calls):
     assert invoke("spec/a.json", "random", "train@latest", "--seed", "3")[0] == 0
     assert invoke("spec/a.json", "random", f"enjoy@{run}/t0/s0")[0] == 0
     assert calls[0] == ("resume", (run,), {"overrides": ["meta.seed=3"], "verbosity": 0})
-    assert calls[1] == ("enjoy", (run / "t0" / "s0",), {"episodes": 10, "render": False, "verbosity": 0})
+    assert calls[1] == ("enjoy", (run / "t0" / "s0",), {"episodes": 10, "render": False, "verbosity": 0, "video": None})
 
 
 @pytest.mark.parametrize("verb", ["train", "enjoy"])
@@ -123,6 +130,8 @@ def test_completion_offers_the_runs_of_that_spec_alone(calls):
         (["spec/a.json", "random", "train@latest"], 1, "error: no run of spec 'random' in data"),
         (["spec/a.json", "random", "enjoy@latest", "--seed", "1"], 2, "error: enjoy plays the spec saved in the run"),
         (["spec/a.json", "random", "train", "--episodes", "3"], 2, "error: --episodes goes with enjoy"),
+        (["spec/a.json", "random", "train", "--video", "films"], 2, "error: --video goes with enjoy"),
+        (["baseline", "CartPol-v1"], 2, "error: env.name: gymnasium has no env 'CartPol-v1'; did you mean"),
         (["spec/a.json", "random", "enjoy@latest", "--episodes", "0"], 2, "error: Invalid value for '--episodes'"),
         (["spec/a.json", "random", "train@latest", "--render"], 2, "error: --render goes with train, dev and enjoy"),
         (["completion", "tcsh"], 2, "error: Invalid value"),
