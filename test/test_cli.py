@@ -40,11 +40,11 @@ def invoke(*words):
     return result.exit_code, result.stdout, result.stderr
 
 
-def test_the_random_policy_s_return_is_kept_in_the_user_s_cache(monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(Path("cache").absolute()))
+def test_the_random_policy_s_return_is_kept_in_the_user_s_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert invoke("baseline", "CliffWalking-v1", "--episodes", "1")[1].endswith("over 1 episodes (measured)\n")
     assert invoke("baseline", "CliffWalking-v1", "--episodes", "1")[1].endswith("over 1 episodes (cached)\n")
-    assert json.loads(Path("cache/slm_lab/random_baselines.json").read_text()).keys() == {"CliffWalking-v1"}
+    assert json.loads((tmp_path / "slm_lab" / "random_baselines.json").read_text()).keys() == {"CliffWalking-v1"}
 
 
 def job_file(tree):

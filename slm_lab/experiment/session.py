@@ -181,7 +181,11 @@ class Session:
         self.evaluation_due = True
         score = self.logbook.tally.moving_average
         if self.evaluator is not None:
-            evaluation = self.evaluator.run(self.agent, self.clock.frame, self.stop)
+            try:
+                evaluation = self.evaluator.run(self.agent, self.clock.frame, self.stop)
+            except EnvFault:
+                self._save()  # the evaluation is still due
+                raise
             if evaluation is None:
                 return
             with self._writing("a row of the eval table"):
