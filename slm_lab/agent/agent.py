@@ -207,7 +207,9 @@ def check_agent(
 def with_stacks(spec: Spec, stack: int) -> Spec:
     """The spec with a memory that holds each of so many stacked frames once, unless it says itself what is stacked."""
     memory = spec.agent.memory
-    if stack == 1 or "frame_stack" in memory.model_fields_set or "frame_stack" not in type(memory).model_fields:
+    if stack == 1 or memory is None or "frame_stack" not in type(memory).model_fields:
+        return spec
+    if "frame_stack" in memory.model_fields_set:
         return spec
     try:
         fitted = type(memory).model_validate({**memory.model_dump(), "frame_stack": stack})

@@ -60,7 +60,9 @@ def frame_stack(spec: EnvSpec) -> int:
 
 
 def reward_scale(spec: EnvSpec) -> float | str:
-    return spec.reward_scale or ("sign" if atari.is_atari(spec.name) else 1.0)
+    if spec.reward_scale is not None:
+        return spec.reward_scale
+    return "sign" if atari.is_atari(spec.name) else 1.0
 
 
 def _own(path: str, wrap: Callable[[gymnasium.Env], gymnasium.Env], env: gymnasium.Env) -> gymnasium.Env:

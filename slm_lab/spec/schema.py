@@ -92,6 +92,13 @@ class EnvSpec(Settings):
             raise ValueError("height and width are at least 1 pixel")
         return size
 
+    @field_validator("reward_scale")
+    @classmethod
+    def _tells_rewards_apart(cls, scale: float | str | None) -> float | str | None:
+        if scale == 0:
+            raise ValueError("0 would leave nothing of the rewards")
+        return scale
+
     @field_validator("wrappers")
     @classmethod
     def _named(cls, wrappers: list[dict[str, Any]]) -> list[dict[str, Any]]:
