@@ -29,7 +29,7 @@ from slm_lab.types import Arrays, Step
 FORGOTTEN = 4096  # steps after which those that no episode needs any more are dropped from the log of actions
 # Envs of which a step takes much longer than to hand it to another process and back (benchmark/env.py measures it).
 HEAVY = ("ale_py",)
-FEWEST_FOR_WORKERS = 4  # sub-envs
+FEWEST_FOR_WORKERS = 4  # sub-envs, and cores: with two, whatever else runs makes all wait for the slower worker
 
 
 class VectorEnv:
@@ -247,7 +247,7 @@ def how_to_step(spec: EnvSpec, num_envs: int) -> str:
     known = gymnasium.registry.get(spec.name)
     heavy = known is not None and str(known.entry_point).startswith(HEAVY)
     alone = multiprocessing.parent_process() is None  # else other sessions have the other cores
-    enough = num_envs >= FEWEST_FOR_WORKERS and usable_cores() > 1
+    enough = min(num_envs, usable_cores()) >= FEWEST_FOR_WORKERS
     return "async" if heavy and alone and enough else "sync"
 
 
