@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from types import FunctionType, MethodType
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -32,11 +33,28 @@ def call(net: nn.Module, tensors: dict[str, Tensor], *inputs: Any) -> Any:
     return functional_call(net, tensors, inputs)
 
 
+def buffer_places(net: nn.Module) -> Iterator[tuple[str, dict[str, Any], str]]:
+    """(name, dict that holds it, key there) of each buffer, whose tensor may be exchanged for another one."""
+    for name, _ in net.named_buffers():
+        owner, _, key = name.rpartition(".")
+        yield name, net.get_submodule(owner)._buffers, key
+
+
 @torch.no_grad()
 def keep_buffers(net: nn.Module, buffers: dict[str, Tensor]) -> None:
     """In place, for others may share them."""
     for name, values in buffers.items():
         net.get_buffer(name).copy_(values)
+
+
+def with_own_code(method: MethodType) -> MethodType:
+    """The same method with a copy of its code: torch keeps what it has compiled with the code, and no more than a few
+    versions of it, while a process may come to train any number of agents."""
+    function = cast(FunctionType, method.__func__)
+    copied = FunctionType(
+        function.__code__.replace(), function.__globals__, function.__name__, None, function.__closure__
+    )
+    return MethodType(copied, method.__self__)
 
 
 class CompiledStep:
@@ -49,10 +67,11 @@ class CompiledStep:
         self.net, self.target, self.loss, self.groups, self.clip_grad_val = net, target, loss, groups, clip_grad_val
         self.rows: int | None = None
         self._places = self._find_places()
+        self._buffer_places = [list(buffer_places(one)) for one in (net, target)]
         self._optimizers = [group.arithmetic for group in groups if group.arithmetic is not None]
         self._with_optimizers = len(self._optimizers) == len(groups)
         function = self._whole_step if self._with_optimizers else self._gradients
-        self._function = torch.compile(function, fullgraph=True, dynamic=False)
+        self._function = torch.compile(with_own_code(function), fullgraph=True, dynamic=False)
 
     def fits(self, batch: Batch) -> bool:
         """Whether the batch has the size that was compiled for; another, such as an epoch's rest, is left to eager."""
@@ -106,7 +125,8 @@ class CompiledStep:
         return grads, (loss, [clip(grad, self.clip_grad_val) for grad in grads], info), new
 
     def _buffers(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        return dict(self.net.named_buffers()), dict(self.target.named_buffers())
+        own, of_target = ({name: held[key] for name, held, key in places} for places in self._buffer_places)
+        return own, of_target
 
     def _views(self, flats: list[Tensor]) -> dict[str, Tensor]:
         return {
