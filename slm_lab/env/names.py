@@ -109,8 +109,10 @@ def _newer_version(name: str) -> str | None:
 
 
 def _is_stub(name: str) -> bool:
-    """Whether the id is registered only to say that it has moved, as MuJoCo's v2 and v3 are."""
-    return getattr(gymnasium.registry[name].entry_point, "__name__", "").startswith("_raise")
+    """Whether the id is there only to say that it has moved, or needs mujoco-py, which is no more: MuJoCo's v2, v3."""
+    entry_point = gymnasium.registry[name].entry_point
+    place = str(getattr(entry_point, "__name__", entry_point))
+    return place.startswith(("_raise", "gymnasium_robotics.envs.mujoco"))
 
 
 def _of_atari(name: str) -> str | None:
