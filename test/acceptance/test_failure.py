@@ -35,7 +35,7 @@ def test_a_session_whose_env_breaks_is_told_with_its_place_and_the_other_finishe
     assert [read_json(session.metrics_file)["status"] for session in sessions] == ["failed", "finished"]
     failed = sessions[0]
     assert "error: session 0: env toy:Fragile-v0 failed in step: RuntimeError: the wheel came off" in out
-    assert "(sub-env 0, episode 6, actions since its reset 2, action " in out
+    assert "(sub-env 0, episode 6, step 2, action " in out
     assert "Traceback" not in out
     assert "RuntimeError: the wheel came off" in failed.log_file.read_text()
     assert "Traceback" in failed.log_file.read_text()
