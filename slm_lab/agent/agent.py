@@ -200,7 +200,7 @@ def check_agent(
             problem = f"torch does not compile the cells of {spec.agent.net.type}; use 'auto' or false"
             mistakes.append(Mistake("meta.compile", f"true: {problem}"))
         if spec.meta.distributed:
-            mistakes += _check_distributed(spec)
+            mistakes += _check_distributed(spec, algorithm)
     return mistakes + check_place(spec.meta)
 
 
@@ -241,8 +241,11 @@ def check_place(meta: MetaSpec) -> list[Mistake]:
     return mistakes
 
 
-def _check_distributed(spec: Spec) -> list[Mistake]:
+def _check_distributed(spec: Spec, algorithm: Any) -> list[Mistake]:
     mistakes = []
+    if algorithm.stays_alone:
+        problem = f"{spec.agent.algorithm.name} {algorithm.stays_alone}; use false"
+        mistakes.append(Mistake("meta.distributed", problem))
     sessions, max_frame, net = spec.meta.max_session, spec.env.max_frame, spec.agent.net
     if max_frame < sessions:
         mistakes.append(Mistake("env.max_frame", f"{max_frame} cannot be shared out among {sessions} sessions"))

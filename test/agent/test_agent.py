@@ -282,6 +282,13 @@ def test_a_dueling_net_without_values_of_actions_is_one_mistake(lab):
     assert mistake == ("agent.net.type: DuelingMLPNet shapes the 'q' head; PPO asks for policy and value: use MLPNet")
 
 
+@pytest.mark.parametrize("algorithm", ["MPC", "MBPO"])
+def test_an_agent_that_keeps_the_best_of_its_fits_cannot_be_distributed(lab, algorithm):
+    spec = lab.spec(algorithm, "ModelBasedReplay", meta_={"distributed": "shared"})
+    (mistake,) = told(spec, action_space=lab.action_space(algorithm))
+    assert mistake.startswith(f"meta.distributed: {algorithm} goes back to the best of each fit")
+
+
 def test_a_device_that_is_not_here_is_a_mistake(lab):
     (mistake,) = told(lab.spec("DQN", meta_={"device": "cuda:99"}))
     assert mistake.startswith("meta.device: 'cuda:99' cannot be used here (")

@@ -71,6 +71,7 @@ class Algorithm:
     imagines: ClassVar[bool] = False  # has a memory of imagined rows, by the spec's block `imagined_memory`
     heads: ClassVar[tuple[str, ...]] = ()  # what it asks of a net
     lacks_order: ClassVar[str | None] = "learns from rows one by one"  # why it takes no net that carries a state
+    stays_alone: ClassVar[str | None] = None  # why sessions cannot train one set of its parameters
     reports: ClassVar[tuple[str, ...]] = ()  # what `report` gives besides loss, lr and grad_norm: columns of the table
     learner: Learner | None = None
     state_size: int = 0  # numbers that the net carries from step to step in each sub-env

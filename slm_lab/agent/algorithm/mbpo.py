@@ -46,6 +46,7 @@ class MBPO(SoftActorCritic):
 
     Settings = MBPOSettings
     learns_from = "rows for a model"
+    stays_alone = "goes back to the best of each fit of its model, over what other sessions have learned"
     imagines = True
     reports = (*SoftActorCritic.reports, "model_loss", "model_grad_norm", "mse", "validation_loss", "imagined_reward")
     settings: MBPOSettings

@@ -60,6 +60,7 @@ class MPC(Algorithm):
     Settings = MPCSettings
     on_policy = False
     learns_from = "rows for a model"
+    stays_alone = "goes back to the best of each fit of its model, over what other sessions have learned"
     needs_net = False
     reports = ("mse", "validation_loss")
     settings: MPCSettings
