@@ -20,9 +20,10 @@ from slm_lab.env.make import goal_functions, make_env, time_limit, today
 from slm_lab.env.native import Native, refuse
 from slm_lab.env.scaling import ObsScaling, RewardScaling, Statistics, leaves
 from slm_lab.env.sub_envs import SubEnvs
-from slm_lab.env.workers import Workers, usable_cores
+from slm_lab.env.workers import Workers
 from slm_lab.env.wrappers import reward_scale
 from slm_lab.errors import RunError
+from slm_lab.lib.cores import usable_cores
 from slm_lab.spec.schema import EnvSpec
 from slm_lab.types import Arrays, Step
 

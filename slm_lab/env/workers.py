@@ -21,6 +21,7 @@ import numpy as np
 from slm_lab.env.make import EnvFault
 from slm_lab.env.sub_envs import SubEnvs
 from slm_lab.errors import LabError, RunError
+from slm_lab.lib.cores import usable_cores
 from slm_lab.spec.schema import EnvSpec
 from slm_lab.types import Arrays, Lost, Step
 
@@ -227,7 +228,3 @@ def together(parts: list[Arrays]) -> Arrays:
     if isinstance(parts[0], dict):
         return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
     return np.concatenate(parts)
-
-
-def usable_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

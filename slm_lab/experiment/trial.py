@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import queue
 import signal
 import time
@@ -25,6 +24,7 @@ from slm_lab.experiment.folder import SessionFolder, TrialFolder
 from slm_lab.experiment.interrupt import SIGNALS, StopRequest, signals_held_back, stop_on_signal
 from slm_lab.experiment.logbook import note
 from slm_lab.experiment.session import Session, is_finished, read_metrics
+from slm_lab.lib.cores import usable_cores
 from slm_lab.lib.files import write_json
 from slm_lab.lib.lock import Lock
 from slm_lab.spec.schema import Spec, read_spec
@@ -209,10 +209,6 @@ class Trial:
             count = "1 session" if len(known) == 1 else f"{len(known)} sessions"
             trial_curve(self.folder.curve_file, tables, f"{self.spec.name}, {count}")
         return metrics
-
-
-def usable_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Wire:
