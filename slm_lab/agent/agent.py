@@ -264,6 +264,10 @@ def _check_net(agent: AgentSpec, algorithm: Any) -> list[Mistake]:
     if _carries_state(agent) and algorithm.lacks_order:
         problem = f"{agent.net.type} carries a state from step to step; {agent.algorithm.name} {algorithm.lacks_order}"
         return [Mistake("agent.net.type", f"{problem}: use MLPNet")]
+    unknown = [head for head in getattr(agent.net, "own_heads", ()) if head not in algorithm.heads]
+    if unknown:
+        problem = f"'{unknown[0]}' is no head of {agent.algorithm.name}, which has {' and '.join(algorithm.heads)}"
+        return [Mistake("agent.net.hid_layers", problem)]
     if net.needs_head in (None, *algorithm.heads):
         return []
     problem = f"shapes the '{net.needs_head}' head; {agent.algorithm.name} asks for {' and '.join(algorithm.heads)}"

@@ -51,6 +51,7 @@ TABLES: dict[str, dict[str, str]] = {
         "ConvNet": "slm_lab.agent.net.conv:ConvNet",
         "DuelingConvNet": "slm_lab.agent.net.dueling:DuelingConvNet",
         "HydraMLPNet": "slm_lab.agent.net.hydra:HydraMLPNet",
+        "EnsembleMLP": "slm_lab.agent.net.ensemble:EnsembleMLP",
         "RecurrentNet": "slm_lab.agent.net.recurrent:RecurrentNet",
     },
 }

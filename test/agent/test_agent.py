@@ -289,6 +289,35 @@ def test_an_agent_that_keeps_the_best_of_its_fits_cannot_be_distributed(lab, alg
     assert mistake.startswith(f"meta.distributed: {algorithm} goes back to the best of each fit")
 
 
+def test_differences_of_classes_are_refused_before_anything_is_built(lab):
+    (mistake,) = told(lab.spec("MPC", "ModelBasedReplay"), spaces.Discrete(3))
+    assert mistake.startswith("agent.memory.target: the difference of two classes means nothing")
+
+
+@pytest.mark.parametrize("algorithm", ["PPO", "PPOSIL"])
+def test_a_ratio_of_policies_takes_no_statistics_of_batches(lab, algorithm):
+    (mistake,) = told(lab.spec(algorithm, net_={"batch_norm": True}))
+    assert mistake.startswith("agent.net.batch_norm: the ratio of new to old policy")
+
+
+def test_a_tail_for_a_head_that_is_not_there_is_a_mistake(lab):
+    layers = [[], [4], {"polcy": [3]}]
+    (mistake,) = told(lab.spec("PPO", net_={"type": "HydraMLPNet", "hid_layers": layers}))
+    assert mistake == "agent.net.hid_layers: 'polcy' is no head of PPO, which has policy and value"
+
+
+def test_an_ensemble_is_no_net_of_a_policy(lab):
+    (mistake,) = told(lab.spec("PPO", net_={"type": "EnsembleMLP", "hid_layers": [4]}))
+    assert mistake == "agent.net.type: EnsembleMLP shapes the 'model' head; PPO asks for policy and value: use MLPNet"
+
+
+@pytest.mark.parametrize("algorithm", ["SAC", "TD3", "DDPG", "CrossQ"])
+def test_actions_without_an_axis_are_learned(lab, algorithm):
+    agent = lab.agent(algorithm, action_space=spaces.Box(-2, 2, ()))
+    assert lab.Life().go_on(agent, 20).shape == (20, 2)
+    assert agent.algorithm.opt_step > 0
+
+
 def test_a_device_that_is_not_here_is_a_mistake(lab):
     (mistake,) = told(lab.spec("DQN", meta_={"device": "cuda:99"}))
     assert mistake.startswith("meta.device: 'cuda:99' cannot be used here (")

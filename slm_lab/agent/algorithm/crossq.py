@@ -36,7 +36,9 @@ class CrossQ(SoftActorCritic):
 
         def of_next(next_obs: Any, next_action: Tensor | None = None) -> Tensor:
             obs = join(batch.obs, next_obs)
-            action = None if next_action is None else torch.cat([batch.action.flatten(1), next_action])
+            action = None
+            if next_action is not None:
+                action = torch.cat([batch.action.reshape(len(next_action), -1), next_action])
             now, following = net(obs, action).chunk(2)
             q.append(pick(now, batch.action - self.distribution.start) if action is None else now)
             return following

@@ -141,7 +141,7 @@ class Mixture:
 
     def __init__(self, imagined: Memory, real: Memory, real_ratio: float):
         size = imagined.settings.batch_size
-        count = round(real_ratio * size)
+        count = max(round(real_ratio * size), 1) if real_ratio else 0
         self.parts = [(memory, rows) for memory, rows in ((imagined, size - count), (real, count)) if rows]
 
     def sample(self) -> Batch:

@@ -6,12 +6,15 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
+from gymnasium import spaces
 from pydantic import Field
 from torch import Tensor
 
 from slm_lab.agent.algorithm.actor_critic import ActorCritic, ActorCriticSettings
 from slm_lab.agent.algorithm.recurrent import mean, minibatches, outputs
 from slm_lab.agent.algorithm.schedule import ScheduleSpec, constant
+from slm_lab.errors import Mistake
+from slm_lab.spec.schema import AgentSpec
 from slm_lab.types import Batch
 
 
@@ -45,6 +48,14 @@ class PPOSettings(ActorCriticSettings):
 class PPO(ActorCritic):
     Settings = PPOSettings
     reports = (*ActorCritic.reports, "clip_eps", "approx_kl", "clip_fraction")
+
+    @classmethod
+    def check_fit(cls, agent: AgentSpec, observation_space: spaces.Space) -> list[Mistake]:
+        mistakes = super().check_fit(agent, observation_space)
+        if getattr(agent.net, "batch_norm", False):
+            problem = "the ratio of new to old policy would be that of two batches' statistics; use layer_norm"
+            mistakes.append(Mistake("agent.net.batch_norm", problem))
+        return mistakes
 
     def learn(self, memory: Any, frame: int) -> None:
         batch = self.add_estimates(memory.drain())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -78,13 +78,15 @@ class ModelBasedReplay(Memory):
 
     def __init__(self, settings: Any, observation_space: spaces.Space, action_space: spaces.Space, **keywords: Any):
         self.encode_obs, self.encode_action = Encoding(observation_space), Encoding(action_space)
-        if settings.target == "delta" and not self.encode_obs.numeric:
-            problem = (
-                "the difference of two classes means nothing, and the observation has Discrete parts; use 'next_obs'"
-            )
-            raise InvalidMemorySpec([Mistake("target", problem)])
+        if mistakes := _check_target(settings, self.encode_obs):
+            raise InvalidMemorySpec(mistakes)
         self._split_seed = seeds.derive(keywords.get("seed", 0), "split")
         super().__init__(settings, observation_space, action_space, **keywords)
+
+    @classmethod
+    def check(cls, settings: Any, observation_space: spaces.Space, *goal_functions: Callable | None) -> list[Mistake]:
+        mistakes = super().check(settings, observation_space, *goal_functions)
+        return mistakes or _check_target(settings, Encoding(observation_space))
 
     def make_ring(self, layout: Layout) -> Ring:
         disk = Disk(self.path) if self.settings.storage == "disk" else None
@@ -241,3 +243,10 @@ class EarlyStop:
         if loss < self.best:
             self.best, self.best_epoch = float(loss), self.epoch
         return self.best_epoch == self.epoch
+
+
+def _check_target(settings: ModelBasedReplaySettings, obs: Encoding) -> list[Mistake]:
+    if settings.target != "delta" or obs.numeric:
+        return []
+    problem = "the difference of two classes means nothing, and the observation has Discrete parts; use 'next_obs'"
+    return [Mistake("target", problem)]

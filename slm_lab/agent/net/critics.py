@@ -46,7 +46,8 @@ class Critics(nn.Module):
             values = torch.stack([net(obs) for net in self.nets], 1)
             return values if action is None else pick(values, action - self.first_action)
         parts = dict(obs) if isinstance(obs, dict) else {OBS: obs}
-        parts[ACTION] = (action.flatten(1).float() - self.middle.to(action.device)) / self.half.to(action.device)
+        flat = action.reshape(len(action), -1).float()
+        parts[ACTION] = (flat - self.middle.to(action.device)) / self.half.to(action.device)
         return torch.cat([net(parts) for net in self.nets], -1)
 
 

@@ -38,6 +38,11 @@ class HydraMLPNetSettings(HiddenSettings):
             raise ValueError("the last of the three has several lists: name the head of each, as {'policy': [32]}")
         return layers
 
+    @property
+    def own_heads(self) -> list[str]:
+        """Heads that the spec names."""
+        return list(self.hid_layers[2]) if isinstance(self.hid_layers[2], dict) else []
+
 
 class Tail(nn.Module):
     """Layers of one head's own, and the head."""

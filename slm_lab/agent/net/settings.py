@@ -53,7 +53,10 @@ class NetSettings(Settings):
     update_frequency: int = Field(1, ge=1, description="frames between updates of the target net")
     polyak_coef: float = Field(0.005, ge=0, le=1, description="polyak: weight of the net in the new target net")
     log_std_init: float | None = Field(
-        None, description="Box actions: initial log of a learned standard deviation; null: the net puts it out"
+        None,
+        gt=-20,
+        lt=2,
+        description="Box actions: initial log of a learned standard deviation; null: the net puts it out",
     )
     gpu: bool | Literal["auto"] | None = Field(
         None, description="SLM Lab's key for the device, read and passed over: meta.device decides"

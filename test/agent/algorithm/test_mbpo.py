@@ -153,7 +153,7 @@ def test_what_does_not_fit_is_told_by_its_path(lab):
         return {mistake.path for mistake in check_agent(spec_of(lab, **keys), obs_space, PUSH)}
 
     assert mistakes() == set()
-    assert mistakes(spaces.Discrete(3)) == {"agent.algorithm.name"}
+    assert mistakes(spaces.Discrete(3)) == {"agent.algorithm.name", "agent.memory.target"}
     assert mistakes(imagined={"name": "OnPolicyReplay"}) == {"agent.imagined_memory.name"}
     assert mistakes(imagined={"name": "Replay", "n_step": 3}) == {"agent.imagined_memory"}
 
