@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import torch
 from gymnasium import spaces
-from pydantic import Field
+from pydantic import Field, field_validator
 from torch import Tensor
 
 from slm_lab.agent.algorithm.actor_critic import ActorCritic, ActorCriticSettings
@@ -37,6 +37,12 @@ class PPOSettings(ActorCriticSettings):
         description="rows of each update; with a recurrent net as many whole sequences as have room for so many",
     )
     training_epoch: int = Field(4, ge=1, description="passes over the rows of a learn round")
+
+    @field_validator("clip_eps_spec")
+    @classmethod
+    def _positive(cls, clip_eps: ScheduleSpec) -> ScheduleSpec:
+        clip_eps.must_stay(0, 1)
+        return clip_eps
 
     def rows_to_learn(self, num_envs: int) -> int:
         return self.time_horizon

@@ -41,6 +41,13 @@ class ScheduleSpec(Settings):
             raise ValueError("rate_decay multiplies: it cannot leave a start_val of 0")
         return self
 
+    def must_stay(self, low: float, high: float) -> None:
+        """Refuses values out of this range, for a model that knows what they are used for."""
+        values = [self.start_val] if self.end_val is None else [self.start_val, self.end_val]
+        outside = [value for value in values if not low <= value <= high]
+        if outside:
+            raise ValueError(f"its value {outside[0]:g} is outside of {low:g} to {high:g}")
+
     def at(self, frame: int) -> float:
         """The value at this frame."""
         if self.end_val is None or self.end_step is None or self.name == "no_decay" or frame <= self.start_step:

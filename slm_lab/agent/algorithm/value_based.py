@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
 from gymnasium import spaces
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from slm_lab.agent.algorithm.algorithm import Algorithm, AlgorithmSettings, Site, acting_forward, seeded_net
@@ -34,6 +35,14 @@ class ValueSettings(AlgorithmSettings):
         ScheduleSpec(name="linear_decay", start_val=1.0, end_val=0.05, start_step=0, end_step=10000),
         description="epsilon of epsilon_greedy, or temperature of boltzmann",
     )
+
+    @model_validator(mode="after")
+    def _explores(self) -> ValueSettings:
+        try:
+            self.explore_var_spec.must_stay(0, 1 if self.action_policy == "epsilon_greedy" else math.inf)
+        except ValueError as problem:
+            raise ValueError(f"explore_var_spec of {self.action_policy}: {problem}") from problem
+        return self
 
 
 class ValueBased(Algorithm):
