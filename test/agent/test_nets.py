@@ -36,6 +36,7 @@ FITTING = [
     for algorithm in ALGORITHMS
     for kind, (_, net) in NETS.items()
     if registry.find("net", net["type"]).needs_head in (None, *registry.find("algorithm", algorithm).heads)
+    and not (algorithm == "PPO" and "batch_norm" in net)  # refused: its ratio would be of two batches' statistics
 ]
 
 
@@ -100,7 +101,7 @@ def test_every_net_learns_stays_finite_and_goes_on_from_its_file_exactly(lab, al
 
 
 @pytest.mark.parametrize("kind", ["batch norm", "images, batch norm"])
-@pytest.mark.parametrize("algorithm", ["PPO", "DQN"])
+@pytest.mark.parametrize("algorithm", ["ActorCritic", "DQN"])
 def test_running_means_are_part_of_what_acting_needs(lab, algorithm, kind, tmp_path):
     first, second = make(lab, algorithm, kind), make(lab, algorithm, kind, seed=5)
     life = make_life(lab, NETS[kind][0])

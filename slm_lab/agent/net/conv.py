@@ -5,23 +5,17 @@ from __future__ import annotations
 from typing import Any, ClassVar, Literal
 
 from gymnasium import spaces
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from slm_lab.agent.net.encoder import ConvKeys, EncodedSettings, Encoders, is_image, parts_of
-from slm_lab.agent.net.hidden import positive
+from slm_lab.agent.net.hidden import LayerSizes
 from slm_lab.agent.net.mlp import MLPNet
 from slm_lab.errors import Mistake
 
 
 class ConvNetSettings(EncodedSettings, ConvKeys):
     type: Literal["ConvNet"] = "ConvNet"
-    fc_hid_layers: list[int] = Field([512], description="units of each fully connected layer after the convolutions")
-
-    @field_validator("fc_hid_layers")
-    @classmethod
-    def _positive(cls, sizes: list[int]) -> list[int]:
-        positive(sizes)
-        return sizes
+    fc_hid_layers: LayerSizes = Field([512], description="units of each fully connected layer after the convolutions")
 
 
 class ConvNet(MLPNet):

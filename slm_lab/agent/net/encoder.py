@@ -13,7 +13,7 @@ from gymnasium import spaces
 from pydantic import Discriminator, Field, Tag, field_validator
 from torch import Tensor, nn
 
-from slm_lab.agent.net.hidden import ACTIVATIONS, BatchNorm, HiddenLayers, HiddenSettings, positive
+from slm_lab.agent.net.hidden import ACTIVATIONS, BatchNorm, HiddenLayers, HiddenSettings, LayerSizes
 from slm_lab.errors import Mistake
 from slm_lab.spec.settings import Settings
 
@@ -51,24 +51,12 @@ class ConvKeys(Settings):
 
 class MLPEncoderSettings(Settings):
     type: Literal["MLPNet"] = Field("MLPNet", description="fully connected layers on the part as a flat array")
-    hid_layers: list[int] = Field([64], description="units of each layer, in order; []: the part as it is")
-
-    @field_validator("hid_layers")
-    @classmethod
-    def _positive(cls, sizes: list[int]) -> list[int]:
-        positive(sizes)
-        return sizes
+    hid_layers: LayerSizes = Field([64], description="units of each layer, in order; []: the part as it is")
 
 
 class ConvEncoderSettings(ConvKeys):
     type: Literal["ConvNet"] = Field("ConvNet", description="convolutions on the part as an image")
-    fc_hid_layers: list[int] = Field([], description="units of each fully connected layer after them")
-
-    @field_validator("fc_hid_layers")
-    @classmethod
-    def _positive(cls, sizes: list[int]) -> list[int]:
-        positive(sizes)
-        return sizes
+    fc_hid_layers: LayerSizes = Field([], description="units of each fully connected layer after them")
 
 
 def _type_of(encoder: Any) -> Any:

@@ -8,11 +8,11 @@ from typing import Any, ClassVar, Literal
 import torch
 import torch.nn.functional as F
 from gymnasium import spaces
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from slm_lab.agent.net.encoder import Flat, check_encoders
-from slm_lab.agent.net.hidden import ACTIVATIONS, HiddenSettings, hidden_gain, initialise, positive
+from slm_lab.agent.net.hidden import ACTIVATIONS, HiddenSettings, LayerSizes, hidden_gain, initialise
 from slm_lab.agent.net.mlp import HEAD_GAINS
 from slm_lab.agent.net.settings import Heads
 from slm_lab.errors import Mistake
@@ -22,14 +22,8 @@ FEW = 16  # outputs: computed the other way round, with rows as columns, so few 
 
 class EnsembleMLPSettings(HiddenSettings):
     type: Literal["EnsembleMLP"] = Field("EnsembleMLP", description="the kind of net")
-    hid_layers: list[int] = Field([64, 64], description="units of each hidden layer of a member, in order")
+    hid_layers: LayerSizes = Field([64, 64], description="units of each hidden layer of a member, in order")
     members: int = Field(5, ge=1, description="nets of the ensemble, each with initial parameters of its own")
-
-    @field_validator("hid_layers")
-    @classmethod
-    def _positive(cls, sizes: list[int]) -> list[int]:
-        positive(sizes)
-        return sizes
 
     @model_validator(mode="after")
     def _no_batch_norm(self) -> EnsembleMLPSettings:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Annotated
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 from torch import Tensor, nn
 
 from slm_lab.agent.net.optim import check_name
@@ -67,10 +68,14 @@ class HiddenSettings(NetSettings):
         return "layer" if self.layer_norm else "batch" if self.batch_norm else None
 
 
-def positive(sizes: Sequence[int]) -> None:
+def positive(sizes: list[int]) -> list[int]:
     """Refuses sizes of layers that no layer can have."""
     if any(size < 1 for size in sizes):
         raise ValueError("each hidden layer needs at least 1 unit")
+    return sizes
+
+
+LayerSizes = Annotated[list[int], AfterValidator(positive)]  # units of each layer
 
 
 class BatchNorm(nn.Module):

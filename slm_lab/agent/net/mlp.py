@@ -8,24 +8,18 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 from gymnasium import spaces
-from pydantic import Field, field_validator
+from pydantic import Field
 from torch import Tensor, nn
 
 from slm_lab.agent.net.encoder import ConvKeys, EncodedSettings, Encoders, check_encoders, make_encoder
-from slm_lab.agent.net.hidden import HiddenLayers, hidden_gain, initialise, numpy_linear, positive
+from slm_lab.agent.net.hidden import HiddenLayers, LayerSizes, hidden_gain, initialise, numpy_linear
 from slm_lab.agent.net.settings import Heads, Units
 from slm_lab.errors import Mistake
 
 
 class MLPNetSettings(EncodedSettings):
     type: Literal["MLPNet"] = "MLPNet"
-    hid_layers: list[int] = Field([64, 64], description="units of each hidden layer, in order; [] for a linear net")
-
-    @field_validator("hid_layers")
-    @classmethod
-    def _positive(cls, sizes: list[int]) -> list[int]:
-        positive(sizes)
-        return sizes
+    hid_layers: LayerSizes = Field([64, 64], description="units of each hidden layer, in order; [] for a linear net")
 
 
 class MLPNet(nn.Module):

@@ -10,7 +10,7 @@ from pydantic import Field, field_validator
 from torch import Tensor, nn
 
 from slm_lab.agent.net.encoder import EncodedSettings
-from slm_lab.agent.net.hidden import positive
+from slm_lab.agent.net.hidden import LayerSizes
 from slm_lab.agent.net.mlp import MLPNet
 from slm_lab.agent.net.settings import Heads, Units
 
@@ -21,19 +21,13 @@ CELLS = {"RNN": (nn.RNN, torch.rnn_tanh, 1), "GRU": (nn.GRU, torch.gru, 1), "LST
 class RecurrentNetSettings(EncodedSettings):
     type: Literal["RecurrentNet"] = "RecurrentNet"
     cell_type: Literal["RNN", "GRU", "LSTM"] = Field("GRU", description="recurrent cell, by its torch name")
-    fc_hid_layers: list[int] = Field([], description="units of each fully connected layer before the recurrent ones")
+    fc_hid_layers: LayerSizes = Field([], description="units of each fully connected layer before the recurrent ones")
     rnn_hidden_size: int = Field(64, ge=1, description="units of each recurrent layer")
     rnn_num_layers: int = Field(1, ge=1, description="recurrent layers, one on top of the other")
     bidirectional: bool = Field(False, description="SLM Lab's key: false, as who acts does not know what is to come")
     seq_len: int = Field(
         16, ge=1, description="steps that gradients go back through, on-policy; off-policy the memory's sequence_length"
     )
-
-    @field_validator("fc_hid_layers")
-    @classmethod
-    def _positive(cls, sizes: list[int]) -> list[int]:
-        positive(sizes)
-        return sizes
 
     @field_validator("bidirectional")
     @classmethod
