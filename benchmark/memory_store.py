@@ -22,6 +22,7 @@ from gymnasium import spaces
 from slm_lab.agent.memory import make_memory
 
 OBS, ACTION, NEW = 17, 6, 10_000
+INCREMENTS = 5  # saves of new rows after each full one: now and then one begins a new file
 CHUNK = 10_000
 
 
@@ -63,12 +64,13 @@ def measure(rows: int, folder: Path, repeats: int) -> None:
         note(times, "read again", lambda: np.fromfile(plain, np.uint8))
         note(times, "load again", lambda: copy.load(saved))
         memory.load(saved)
-        add(memory, rng)
-        note(times, "write as few", lambda: write(folder / "few", few))
-        note(times, "a bare sync", lambda: write(folder / "byte", few[:1]))
-        before = bytes_in(saved)
-        note(times, "save new rows", lambda: memory.save(saved))
-        written = bytes_in(saved) - before
+        for _ in range(INCREMENTS):
+            add(memory, rng)
+            note(times, "write as few", lambda: write(folder / "few", few))
+            note(times, "a bare sync", lambda: write(folder / "byte", few[:1]))
+            before = bytes_in(saved)
+            note(times, "save new rows", lambda: memory.save(saved))
+            written = bytes_in(saved) - before
     middle = {what: statistics.median(each) for what, each in times.items()}
     print(f"{rows} rows of {OBS}+{ACTION} float32, {content.nbytes / 1e6:.0f} MB; medians of {repeats}")
     for what, seconds in middle.items():
@@ -84,7 +86,7 @@ def measure(rows: int, folder: Path, repeats: int) -> None:
     print(f"{middle['save new rows'] / middle['save']:.1%} of its time", end=" ")
     print(f"(as many bytes by numpy: {middle['write as few'] / middle['write']:.1%} of a whole)")
     print(f"one byte and its sync: {middle['a bare sync'] / middle['save']:.1%} of a full save;", end=" ")
-    print("a save of new rows waits for two: the rows, and the tree that tells of them")
+    print("a save of new rows waits for two at once: the rows, and the tree that tells of them")
 
 
 def make(rows: int):

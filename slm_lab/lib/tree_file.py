@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -95,11 +96,12 @@ class TurnAndTurn:
         self._looked = False  # at what is there
         self._count, self._next = 0, files[0]  # of the next tree
 
-    def save(self, tree: Any) -> None:
-        """In the place of the older one. Where that fails, the next one goes there too."""
+    def save(self, tree: Any, also: Callable[[], None] = lambda: None) -> None:
+        """In the place of the older one. Where that or what else there is to do fails, the next one goes there too."""
         if not self._looked:
             self.load_newest_first()
         write_over(self._next, {"count": self._count, "tree": tree})
+        also()
         self._count, self._next = self._count + 1, self._other(self._next)
 
     def load_newest_first(self) -> tuple[list[tuple[Path, Any]], list[str]]:

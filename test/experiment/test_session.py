@@ -49,8 +49,7 @@ def assert_same(folder, other):
         for tree in trees:
             tree.pop("clock", None)  # holds the wall time
             tree.pop("logbook", None)  # holds the tables' sizes in bytes
-            for segment in get(tree, "agent.memory.ring.segments", []):
-                segment.pop("parts")  # of a save each; the checksums stay
+            get(tree, "agent.memory.ring.segments", {}).pop("parts", None)  # of a save each; the checksums stay
         np.testing.assert_equal(*map(numbers, trees))
 
 

@@ -29,17 +29,18 @@ class Saved:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self.store = Store(folder)
+        self.store = Store(folder, waits=False)
         self.trees = tree_file.TurnAndTurn((folder / "tree_a.safetensors", folder / "tree_b.safetensors"))
 
 
 def save(memory: Memory, folder: Path) -> None:
-    """The save before stays good until this one is whole."""
+    """The save before stays good until this one is whole. Rows and tree go to the disk at the same time: a tree whose
+    rows have not arrived is told by their checksums."""
     if memory.saved is None or memory.saved.folder != folder:
         memory.saved = Saved(folder)
     with rows_in(memory, memory.saved.store):
         tree = memory.state_dict()
-    memory.saved.trees.save(tree)
+    memory.saved.trees.save(tree, also=memory.saved.store.wait)
     memory.saved.store.confirm()
 
 
@@ -48,7 +49,7 @@ def load(memory: Memory, folder: Path) -> None:
     memory.saved = saved = Saved(folder)
     found, troubles = saved.trees.load_newest_first()
     for file, tree in found:
-        saved.store = Store(folder)
+        saved.store = Store(folder, waits=False)
         try:
             with rows_in(memory, saved.store):
                 memory.load_state_dict(tree)

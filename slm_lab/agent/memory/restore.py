@@ -13,7 +13,16 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from slm_lab.agent.memory.ring import ENDED, FLAG_BITS, Ring
-from slm_lab.agent.memory.segment import FLAGS, Segment, not_before, pieces_of, read_at, sum_words, table_part
+from slm_lab.agent.memory.segment import (
+    FLAGS,
+    Segment,
+    not_before,
+    pieces_of,
+    read_at,
+    segments_in,
+    sum_words,
+    table_part,
+)
 from slm_lab.errors import RunError
 
 PIECE_BYTES = 1 << 22  # of a file that are looked at as one
@@ -41,7 +50,7 @@ class Restoration:
         self.ring = ring
         self.head = np.array(manifest["head"], np.int64)
         self.tail = np.array(manifest["tail"], np.int64)
-        self.segments = [Segment.from_entry(entry) for entry in manifest["segments"]]
+        self.segments = segments_in(manifest["segments"])
         self.manifest = manifest
 
     def check(self) -> None:

@@ -28,15 +28,6 @@ class Segment:
     row_sum: int = 0
     final_sum: int = 0
 
-    @classmethod
-    def from_entry(cls, entry: dict) -> Segment:
-        """From a manifest; TypeError or ValueError where it is not one."""
-        bounds = {key: tuple(int(t) for t in entry[key]) for key in ("start", "stop")}
-        parts = tuple((int(rows), int(finals)) for rows, finals in entry["parts"])
-        return cls(
-            int(entry["number"]), **bounds, parts=parts, **{key: int(entry[key]) for key in ("row_sum", "final_sum")}
-        )
-
     @property
     def even(self) -> bool:
         return len(set(self.start)) == len(set(self.stop)) == 1
@@ -54,6 +45,32 @@ class Segment:
 
     def nbytes(self, ring: Ring) -> int:
         return self.rows * ring.layout.row.itemsize + self.finals * ring.layout.obs_row.itemsize
+
+
+def table_of(segments: list[Segment]) -> dict[str, np.ndarray]:
+    """The segments as few arrays, which a manifest holds: row by row what a segment is, and one row for each part."""
+    parts = [(place, *part) for place, segment in enumerate(segments) for part in segment.parts]
+    return {
+        "number": np.array([segment.number for segment in segments], np.int64),
+        "start": np.array([segment.start for segment in segments], np.int64),
+        "stop": np.array([segment.stop for segment in segments], np.int64),
+        "sums": np.array([(segment.row_sum, segment.final_sum) for segment in segments], np.uint64),
+        "parts": np.array(parts, np.int64).reshape(-1, 3),  # place of the segment, rows, finals
+    }
+
+
+def segments_in(table: dict[str, np.ndarray]) -> list[Segment]:
+    """The segments of a manifest; TypeError or ValueError where it is not one."""
+    parts: list[list[tuple[int, int]]] = [[] for _ in table["number"]]
+    for place, rows, finals in table["parts"].tolist():
+        if not 0 <= place < len(parts):
+            raise ValueError(f"a part of segment {place}, which there is not")
+        parts[place].append((rows, finals))
+    columns = (table[key].tolist() for key in ("number", "start", "stop", "sums"))
+    return [
+        Segment(int(number), tuple(start), tuple(stop), tuple(own), *sums)
+        for number, start, stop, sums, own in zip(*columns, parts, strict=True)
+    ]
 
 
 def pieces_of(segment: Segment, ring: Ring, most_bytes: int) -> Iterator[tuple[int | None, int, int, int]]:

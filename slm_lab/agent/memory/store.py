@@ -12,17 +12,27 @@ removed when the last two manifests that were confirmed do without them.
 from __future__ import annotations
 
 import os
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 from typing import BinaryIO
 
 import numpy as np
 
 from slm_lab.agent.memory.restore import Restoration
 from slm_lab.agent.memory.ring import FLAG_BITS, Ring
-from slm_lab.agent.memory.segment import FLAGS, Segment, not_before, pieces_of, sum_words, table_part, write_all
+from slm_lab.agent.memory.segment import (
+    FLAGS,
+    Segment,
+    not_before,
+    pieces_of,
+    sum_words,
+    table_of,
+    table_part,
+    write_all,
+)
 from slm_lab.errors import RunError
 from slm_lab.lib.files import sync_folder
 
@@ -32,11 +42,16 @@ CHUNK_BYTES = 1 << 20  # written at a time: summed while it is in the cache
 
 
 class Store:
-    """The folder of one memory's segments."""
+    """The folder of one memory's segments. One that `waits` has rows on the disk when `write` returns; else that takes
+    a `wait`, and until then the manifest may not be counted on."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, waits: bool = True):
         self.folder = Path(folder)
-        self.segments: list[Segment] = []  # those of the last manifest written or read
+        self.waits = waits
+        self.segments: list[Segment] = []  # those of the last manifest that was read or whose rows are on the disk
+        self._coming: list[Segment] = []  # those of the last manifest written
+        self._syncing: list[Future] = []  # when what is new in them will be on the disk
+        self._disk = ThreadPoolExecutor(2)  # where is waited for that
         # numbers of segments: with files here, of the last two manifests that are kept, of the last one written
         self._there = {int(file.stem[5:]) for file in self.folder.glob("rows_*.bin") if file.stem[5:].isdecimal()}
         self._confirmed = [self._there.copy()]
@@ -48,26 +63,24 @@ class Store:
         self.segments = []
 
     def write(self, ring: Ring) -> dict:
-        """The manifest, once all rows that it tells of are on the disk."""
+        """The manifest of the rows."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with ThreadPoolExecutor(2) as disk:  # a segment goes to the disk while the next one is written
-                segments, syncing = self._segments_with_new_rows(ring, disk)
-            for file in syncing:
-                file.result()
-            if {segment.number for segment in segments} - self._written:
-                sync_folder(self.folder)
+            self._syncing = []
+            self._coming = self._segments_with_new_rows(ring)
+            if {segment.number for segment in self._coming} - self._written:
+                self._syncing.append(self._disk.submit(sync_folder, self.folder))
         except OSError as error:
-            raise RunError(f"{self.folder}: rows cannot be written: {error.strerror or error}") from error
-        self.segments = segments
-        self._written = {segment.number for segment in segments}
+            raise self._unwritten(error) from error
+        if self.waits:
+            self.wait()
         ids = (ring.head - 1) * ring.num_envs + np.arange(ring.num_envs)
         newest = ring.raw[ring.rows_of(ids)]
         links = newest.view(np.int32)[:, ring.link_word]
         links[ring.head <= ring.tail] &= FLAGS
         finals = ring.finals[(links[links >> FLAG_BITS > 0] >> FLAG_BITS) - 1]
         return {
-            "segments": [dict(vars(segment)) for segment in segments],
+            "segments": table_of(self._coming),
             "newest": newest,
             "newest_finals": finals,
             "pending": ring.pending_obs(),
@@ -77,6 +90,15 @@ class Store:
             "row_bytes": ring.raw.shape[1],
             "final_bytes": ring.finals.shape[1],
         }
+
+    def wait(self) -> None:
+        """Until all rows that the last manifest tells of are on the disk."""
+        try:
+            for synced in self._syncing:
+                synced.result()
+        except OSError as error:
+            raise self._unwritten(error) from error
+        self.segments, self._written = self._coming, {segment.number for segment in self._coming}
 
     def confirm(self) -> None:
         """The last manifest written is kept durably, in the place of the one before the last."""
@@ -104,9 +126,10 @@ class Store:
         self._written = {segment.number for segment in plan.segments}
         self._confirmed = [self._written]
 
-    def _segments_with_new_rows(self, ring: Ring, disk: Executor) -> tuple[list[Segment], list[Future]]:
-        """The segments, and when what was added to them will be on the disk."""
-        syncing: list[Future] = []
+    def _unwritten(self, error: OSError) -> RunError:
+        return RunError(f"{self.folder}: rows cannot be written: {error.strerror or error}")
+
+    def _segments_with_new_rows(self, ring: Ring) -> list[Segment]:
         kept = np.maximum(ring.tail - ring.history, 0)
         segments = [segment for segment in self.segments if (np.array(segment.stop) > kept).any()]
         stored = np.array(self.segments[-1].stop) if self.segments else np.zeros_like(kept)
@@ -128,13 +151,11 @@ class Store:
             until = np.minimum(start + most - (last.stop[0] - last.start[0] if last.even else 0), stop)
             if (stop - start).max() <= most:  # not the last few to this segment and the next few to a new one
                 until = stop
-            segments[-1] = self._append(ring, last, start, until, disk, syncing)
+            segments[-1] = self._append(ring, last, start, until)
             start = until
-        return segments, syncing
+        return segments
 
-    def _append(
-        self, ring: Ring, segment: Segment, start: np.ndarray, stop: np.ndarray, disk: Executor, syncing: list[Future]
-    ) -> Segment:
+    def _append(self, ring: Ring, segment: Segment, start: np.ndarray, stop: np.ndarray) -> Segment:
         row_sum, final_sum = segment.row_sum, segment.final_sum
         part = Segment(segment.number, tuple(start.tolist()), tuple(stop.tolist()))
         part = replace(part, parts=((part.rows, 0),))
@@ -161,16 +182,16 @@ class Store:
                 at += chunk.size // 4
                 write_all(file, chunk)
         finally:
-            if part.rows * ring.raw.shape[1] > CHUNK_BYTES * 2:
-                syncing.append(disk.submit(_sync, file))
-            else:  # sooner done than handed over
-                _sync(file)
+            begun = Event()
+            self._syncing.append(self._disk.submit(_sync, file, begun))  # while the next one, or the tree, is written
+            begun.wait()  # or it would have to, until this thread next lets others run
         parts = (*segment.parts, (part.rows, len(own)))
         return replace(segment, stop=part.stop, parts=parts, row_sum=row_sum, final_sum=final_sum)
 
 
-def _sync(file: BinaryIO) -> None:
+def _sync(file: BinaryIO, begun: Event) -> None:
     with file:
+        begun.set()
         os.fsync(file.fileno())
 
 

@@ -210,19 +210,31 @@ def forged(lab, tmp_path, change):
 
 @pytest.mark.parametrize("count", [10**15, 2**62, 2**70, -1])
 def test_claims_are_checked_before_room_is_made_for_them(lab, tmp_path, count):
+    most = min(count, 2**62)
+
+    def segments(**columns):
+        arrays = {key: np.array(values, np.int64) for key, values in columns.items()}
+        return lambda tree: tree["ring"]["segments"].update(arrays)
+
     def more_rows(tree):
         tree["ring"]["head"] = [count]
-        tree["ring"]["segments"][-1]["stop"] = [count - 1]
+        segments(stop=[[most - 1]])(tree)
 
     forged(lab, tmp_path, more_rows)
     forged(lab, tmp_path, lambda tree: tree["ring"].update(head=[count]))
     forged(lab, tmp_path, lambda tree: tree["ring"].update(tail=[count]))
-    forged(lab, tmp_path, lambda tree: tree["ring"]["segments"][0].update(parts=[[11, count]]))
-    forged(lab, tmp_path, lambda tree: tree["ring"]["segments"][0].update(parts=[[count, 1]]))
-    forged(lab, tmp_path, lambda tree: tree["ring"]["segments"][0].update(parts=[[-count, 0], [count + 11, 0]]))
-    forged(lab, tmp_path, lambda tree: tree["ring"]["segments"][0].update(parts=[]))
-    forged(lab, tmp_path, lambda tree: tree["ring"]["segments"][0].pop("parts"))
-    forged(lab, tmp_path, lambda tree: tree["ring"]["segments"][0].update(number="../../x"))
+    forged(lab, tmp_path, segments(parts=[[0, 11, most]]))
+    forged(lab, tmp_path, segments(parts=[[0, most, 1]]))
+    forged(lab, tmp_path, segments(parts=[[0, -most, 0], [0, most + 11, 0]]))
+    forged(lab, tmp_path, segments(parts=[[most, 11, 0]]))
+    forged(lab, tmp_path, segments(parts=[[-2, 11, 0]]))
+    forged(lab, tmp_path, segments(parts=np.zeros((0, 3))))
+    forged(lab, tmp_path, segments(number=[most]))
+    forged(lab, tmp_path, segments(number=[0, 1]))
+    forged(lab, tmp_path, segments(sums=[[most, 0]]))
+    forged(lab, tmp_path, lambda tree: tree["ring"]["segments"].pop("parts"))
+    forged(lab, tmp_path, lambda tree: tree["ring"]["segments"].update(number="../../x"))
+    forged(lab, tmp_path, lambda tree: tree["ring"].update(segments=[{"number": 0}]))
     forged(lab, tmp_path, lambda tree: tree["ring"].pop("newest"))
     forged(lab, tmp_path, lambda tree: tree["ring"].update(pending=np.zeros(3)))
     forged(lab, tmp_path, lambda tree: tree.update(fields=[{"group": "obs", "key": None, "dtype": "O", "shape": [1]}]))
@@ -286,6 +298,35 @@ def test_a_full_disk_leaves_the_last_save_and_the_next_one_works(lab, tmp_path, 
             memory.save(tmp_path)
     copy.load(tmp_path)
     assert state(copy) == before
+    memory.save(tmp_path)
+    copy.load(tmp_path)
+    assert_same(memory, copy)
+
+
+def test_a_tree_whose_rows_did_not_reach_the_disk_is_not_taken(lab, tmp_path, monkeypatch):
+    memory, copy = lab.make(max_size=30), lab.make(max_size=30)
+    walk(lab, memory, range(20))
+    memory.save(tmp_path)
+    before = state(memory)
+    walk(lab, memory, range(20, 25))
+    with monkeypatch.context() as patch:
+
+        def lost(file, begun):
+            begun.set()
+            with file:
+                file.truncate(file.tell() - 8)
+            raise OSError(5, "Input/output error")
+
+        patch.setattr(store, "_sync", lost)
+        with pytest.raises(RunError, match="rows cannot be written: Input/output error"):
+            memory.save(tmp_path)
+    assert len(list(tmp_path.glob("tree_?.safetensors"))) == 2  # the newer one is on the disk
+    copy.load(tmp_path)
+    assert state(copy) == before
+    memory.save(tmp_path)  # in the place of the one that tells of rows that are not there
+    copy.load(tmp_path)
+    assert_same(memory, copy)
+    walk(lab, memory, range(25, 28))
     memory.save(tmp_path)
     copy.load(tmp_path)
     assert_same(memory, copy)
