@@ -12,6 +12,7 @@ removed when the last two manifests that were confirmed do without them.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -38,6 +39,7 @@ from slm_lab.lib.files import sync_folder
 
 SEGMENTS = 8  # that a full ring is divided into, about
 MOST_SEGMENTS = 64  # after which everything is written anew
+ROWS, FINALS = 0, 1
 CHUNK_BYTES = 1 << 20  # written at a time: summed while it is in the cache
 
 
@@ -65,7 +67,6 @@ class Store:
     def write(self, ring: Ring) -> dict:
         """The manifest of the rows."""
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
             self._syncing = []
             self._coming = self._segments_with_new_rows(ring)
             if {segment.number for segment in self._coming} - self._written:
@@ -156,48 +157,60 @@ class Store:
         return segments
 
     def _append(self, ring: Ring, segment: Segment, start: np.ndarray, stop: np.ndarray) -> Segment:
-        row_sum, final_sum = segment.row_sum, segment.final_sum
         part = Segment(segment.number, tuple(start.tolist()), tuple(stop.tolist()))
         part = replace(part, parts=((part.rows, 0),))
-        file = _open_at(segment.file(self.folder), segment.nbytes(ring))
+        file = self._open(segment, segment.nbytes(ring))
+        sums = [segment.row_sum, segment.final_sum]
+        at = [segment.rows * ring.raw.shape[1] // 4, segment.finals * ring.finals.shape[1] // 4]
+
+        def add_to_sums(what: int, chunk: np.ndarray) -> None:
+            sums[what] = sum_words(chunk.reshape(-1).view(np.uint32), at[what], sums[what])
+            at[what] += chunk.size // 4
+
+        last = None
         try:
-            at = segment.rows * ring.raw.shape[1] // 4
-            finals = []
-            for env, first, last, _ in pieces_of(part, ring, CHUNK_BYTES):
-                rows, links = table_part(ring, env, first, last)
-                if (held := not_before(ring.tail, env, first, last)) is not None:
-                    links[~held] &= FLAGS  # in the ring, to which it is all the same: forgotten rows have no finals
-                rows = np.ascontiguousarray(rows)
-                row_sum = sum_words(rows.reshape(-1).view(np.uint32), at, row_sum)
-                at += rows.size // 4
-                write_all(file, rows)
-                places = links >> FLAG_BITS
-                finals.append(places[np.flatnonzero(places)] - 1)
-            own = np.concatenate(finals)
-            step = max(1, CHUNK_BYTES // ring.finals.shape[1])
-            at = segment.finals * ring.finals.shape[1] // 4
-            for first in range(0, len(own), step):
-                chunk = ring.finals[own[first : first + step]]
-                final_sum = sum_words(chunk.reshape(-1).view(np.uint32), at, final_sum)
-                at += chunk.size // 4
+            for what, chunk in _contents(ring, part):
                 write_all(file, chunk)
+                if last is not None:
+                    add_to_sums(*last)
+                last = what, chunk
         finally:
             begun = Event()
             self._syncing.append(self._disk.submit(_sync, file, begun))  # while the next one, or the tree, is written
             begun.wait()  # or it would have to, until this thread next lets others run
-        parts = (*segment.parts, (part.rows, len(own)))
-        return replace(segment, stop=part.stop, parts=parts, row_sum=row_sum, final_sum=final_sum)
+        if last is not None:
+            add_to_sums(*last)
+        finals = at[FINALS] * 4 // ring.finals.shape[1] - segment.finals
+        parts = (*segment.parts, (part.rows, finals))
+        return replace(segment, stop=part.stop, parts=parts, row_sum=sums[ROWS], final_sum=sums[FINALS])
+
+    def _open(self, segment: Segment, length: int) -> BinaryIO:
+        """The segment's file, cut off where what is known of it ends."""
+        if not length:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        file = open(segment.file(self.folder), "rb+" if length else "wb", buffering=0)  # noqa: SIM115 (_sync closes it)
+        file.truncate(length)
+        file.seek(length)
+        return file
+
+
+def _contents(ring: Ring, part: Segment) -> Iterator[tuple[int, np.ndarray]]:
+    """What is to be written, a chunk at a time: rows, and then the final observations of those that have one."""
+    places = []
+    for env, first, last, _ in pieces_of(part, ring, CHUNK_BYTES):
+        rows, links = table_part(ring, env, first, last)
+        if (held := not_before(ring.tail, env, first, last)) is not None:
+            links[~held] &= FLAGS  # in the ring, to which it is all the same: forgotten rows have no finals
+        yield ROWS, np.ascontiguousarray(rows)
+        place = links >> FLAG_BITS
+        places.append(place[np.flatnonzero(place)] - 1)
+    own = np.concatenate(places)
+    step = max(1, CHUNK_BYTES // ring.finals.shape[1])
+    for begin in range(0, len(own), step):
+        yield FINALS, ring.finals[own[begin : begin + step]]
 
 
 def _sync(file: BinaryIO, begun: Event) -> None:
     with file:
         begun.set()
         os.fsync(file.fileno())
-
-
-def _open_at(file: Path, length: int) -> BinaryIO:
-    """The file, cut off where what is known of it ends."""
-    handle = open(file, "rb+" if length else "wb", buffering=0)  # noqa: SIM115 (closed by the caller)
-    handle.truncate(length)
-    handle.seek(length)
-    return handle
