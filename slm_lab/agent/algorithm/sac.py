@@ -40,8 +40,14 @@ class SoftActorCriticSettings(ReplayActorCriticSettings):
         description="the mean entropy that the temperature keeps the policy at, in nats; null: minus the number of "
         "parts of a Box action scaled to [-1, 1], or half of the most there is for Discrete",
     )
+    alpha_init: float = Field(
+        1.0,
+        gt=0,
+        description="the temperature to start with; it takes thousands of updates to fall, and until then a policy is "
+        "all but uniform where values differ by less",
+    )
     log_alpha_max: float | None = Field(
-        None, description="largest log of the temperature, which starts there if that is below 0; null: any"
+        None, description="largest log of the temperature, which starts no higher; null: any"
     )
 
 
@@ -101,6 +107,7 @@ class SoftActorCritic(ReplayActorCritic):
 
     def __init__(self, settings: SoftActorCriticSettings, net_settings: NetSettings, site: Site):
         self.log_alpha_max = math.inf if settings.log_alpha_max is None else settings.log_alpha_max
+        self.log_alpha_init = min(math.log(settings.alpha_init), self.log_alpha_max)
         super().__init__(settings, net_settings, site)
         given = settings.target_entropy
         self.target_entropy = self.distribution.default_target_entropy() if given is None else given
@@ -120,7 +127,7 @@ class SoftActorCritic(ReplayActorCritic):
         return SoftCategorical(space) if isinstance(space, spaces.Discrete) else SoftNormal(space)
 
     def make_actor(self) -> SoftPolicy:
-        return SoftPolicy(super().make_actor(), min(0.0, self.log_alpha_max))
+        return SoftPolicy(super().make_actor(), self.log_alpha_init)
 
     def actor_optimizers(self, spec: OptimSpec) -> dict[str, OptimSpec]:
         return {"actor": spec, "temperature": spec}

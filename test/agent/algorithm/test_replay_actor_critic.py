@@ -88,10 +88,12 @@ def test_alpha_rises_below_the_target_entropy_but_not_beyond_its_bound(lab):
         assert np.sign(-log_alpha.grad.item()) == sign
 
 
-@pytest.mark.parametrize(("bound", "start"), [(None, 0), (1.0, 0), (-3.0, -3)])
-def test_the_temperature_starts_at_one_or_at_its_bound(lab, bound, start):
-    agent = lab.agent("SAC", algorithm_={"log_alpha_max": bound})
-    assert agent.algorithm.actor.net.temperature.log_alpha.item() == start
+@pytest.mark.parametrize(
+    ("alpha", "bound", "start"), [(1.0, None, 0), (1.0, 1.0, 0), (1.0, -3.0, -3), (0.1, None, -2.3026), (0.1, -3, -3)]
+)
+def test_the_temperature_starts_as_told_or_at_its_bound(lab, alpha, bound, start):
+    agent = lab.agent("SAC", algorithm_={"alpha_init": alpha, "log_alpha_max": bound})
+    assert agent.algorithm.actor.net.temperature.log_alpha.item() == pytest.approx(start, abs=1e-4)
 
 
 def test_the_target_entropy_is_the_same_policy_in_any_unit(lab):
