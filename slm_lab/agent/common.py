@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from slm_lab.agent.compiled import buffer_places
+
 
 @dataclass(frozen=True)
 class Common:
@@ -39,7 +41,5 @@ def copy_all(tensors: Iterable[Tensor], values: Iterable[Tensor]) -> None:
 
 def set_buffers(net: nn.Module, tensors: list[Tensor]) -> None:
     """Let these be the net's buffers, in the place of its own."""
-    names = [name for name, _ in net.named_buffers()]
-    for name, tensor in zip(names, tensors, strict=True):
-        owner, _, leaf = name.rpartition(".")
-        net.get_submodule(owner)._buffers[leaf] = tensor
+    for (_, held, key), tensor in zip(list(buffer_places(net)), tensors, strict=True):
+        held[key] = tensor

@@ -41,10 +41,10 @@ def buffer_places(net: nn.Module) -> Iterator[tuple[str, dict[str, Any], str]]:
 
 
 @torch.no_grad()
-def keep_buffers(net: nn.Module, buffers: dict[str, Tensor]) -> None:
+def keep_buffers(held: dict[str, Tensor], values: dict[str, Tensor]) -> None:
     """In place, for others may share them."""
-    for name, values in buffers.items():
-        net.get_buffer(name).copy_(values)
+    for name, tensor in held.items():
+        tensor.copy_(values[name])
 
 
 def with_own_code(method: MethodType) -> MethodType:
@@ -84,18 +84,19 @@ class CompiledStep:
         flats = [group.own for group in self.groups]
         targets = [group.target.data for group in self.groups if group.target is not None]
         columns = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
+        held = self._buffers()
         if self._with_optimizers:
             states = [adam_state(group.optimizer, group.flat) for group in self.groups]
             rates = [group.lr for group in self.groups]
             originals = [group.flat.data for group in self.groups if group.is_copy]  # of copies: all are, or none
-            told, buffers = self._function(flats, targets, self._buffers(), columns, scalars, states, rates, originals)
-            keep_buffers(self.net, buffers)
+            told, buffers = self._function(flats, targets, held, columns, scalars, states, rates, originals)
+            keep_buffers(held[0], buffers)
             return told
-        grads, told, buffers = self._function(flats, targets, self._buffers(), columns, scalars)
+        grads, told, buffers = self._function(flats, targets, held, columns, scalars)
         for group, grad in zip(self.groups, grads, strict=True):
             group.flat.grad.copy_(grad)
             group.step()
-        keep_buffers(self.net, buffers)
+        keep_buffers(held[0], buffers)
         return told
 
     def _whole_step(self, flats, targets, buffers, columns, scalars, states, rates, originals):

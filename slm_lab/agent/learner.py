@@ -189,11 +189,12 @@ class Learner:
     def _eager_step(self, batch: Batch, scalars: dict[str, Tensor]) -> Told:
         for group in self.groups:
             group.flat.grad.zero_()
-        buffers = dict(self.net.named_buffers()) if self.has_buffers else {}
+        held = dict(self.net.named_buffers()) if self.has_buffers else {}
+        buffers = held.copy()
         net = partial(call, self.net, buffers) if buffers else self.net
         loss, info = self.loss(net, net if self.target is self.net else self.target, batch, scalars)
         self._backward(loss)
-        keep_buffers(self.net, buffers)
+        keep_buffers(held, buffers)
         norms = [self._clip(group.flat.grad, self.settings.clip_grad_val) for group in self.groups]
         for group in self.groups:
             group.step()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -10,13 +9,13 @@ from pathlib import Path
 import numpy as np
 
 from slm_lab.env.arrays import make_gather
-from slm_lab.env.vector import VectorEnv
+from slm_lab.env.vector import STEPS_WITHOUT_LIMIT, VectorEnv
+from slm_lab.errors import RunError
 from slm_lab.lib.files import read_json, write_json
 from slm_lab.spec.schema import EnvSpec
 
 EPISODES = 100
 SHIPPED = Path(__file__).with_name("random_baselines.json")  # of the envs of the specs that ship
-MOST_STEPS = 10_000  # of an episode in an env without a time limit
 COPIES = 4
 
 
@@ -73,7 +72,7 @@ def _play(env: VectorEnv, left: Iterable[int], seed: int) -> Baseline:
         total, length = total + step.reward, length + 1
         over = step.terminated | step.truncated
         if env.time_limit is None:
-            over = over | (length % MOST_STEPS == 0)
+            over = over | (length % STEPS_WITHOUT_LIMIT == 0)
         for index in np.flatnonzero(over):
             if remaining[index]:
                 returns.append(float(total[index]))
@@ -83,7 +82,8 @@ def _play(env: VectorEnv, left: Iterable[int], seed: int) -> Baseline:
 
 
 def _read(file: Path) -> dict:
+    """What the file holds; nothing where it is damaged, so that what it held is measured anew."""
     try:
         return read_json(file) if file.exists() else {}
-    except (OSError, json.JSONDecodeError):
+    except RunError:
         return {}

@@ -20,6 +20,7 @@ from slm_lab.env import atari, names
 from slm_lab.env.scaling import RewardScaling
 from slm_lab.env.wrappers import reward_scale, wrapped
 from slm_lab.errors import Mistake, RunError, SpecError
+from slm_lab.lib.trees import leaves
 from slm_lab.spec.registry import nearest
 from slm_lab.spec.schema import EnvSpec
 
@@ -159,7 +160,7 @@ def display_available() -> bool:
 
 def _check_spaces(name: str, env: gymnasium.Env) -> None:
     for label, space in (("observation", env.observation_space), ("action", env.action_space)):
-        unusable = [part for part in _leaves(space) if not isinstance(part, USABLE)]
+        unusable = [part for _, part in leaves(space) if not isinstance(part, USABLE)]
         if unusable:
             kind = type(unusable[0]).__name__
             problem = f"'{name}' has {label}s of type {kind}, which have no fixed shape"
@@ -168,17 +169,6 @@ def _check_spaces(name: str, env: gymnasium.Env) -> None:
 
 
 USABLE = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
-
-
-def _leaves(space: spaces.Space):
-    if isinstance(space, spaces.Dict):
-        for part in space.spaces.values():
-            yield from _leaves(part)
-    elif isinstance(space, spaces.Tuple):
-        for part in space.spaces:
-            yield from _leaves(part)
-    else:
-        yield space
 
 
 class EnvFault(RunError):

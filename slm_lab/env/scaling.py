@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from slm_lab.env.arrays import parts_of
+from slm_lab.lib.trees import leaves
 from slm_lab.types import Arrays
 
 EPSILON = 1e-8  # added to a variance, so that what never changes is not divided by zero
@@ -48,7 +48,7 @@ class Statistics:
     """
 
     def __init__(self, space: spaces.Space):
-        boxes = {key: part for key, part in leaves(space).items() if isinstance(part, spaces.Box)}
+        boxes = {key or "": part for key, part in leaves(space) if isinstance(part, spaces.Box)}
         self.parts = {key: Moments(part.shape) for key, part in boxes.items()}
 
     def add(self, obs: Arrays) -> None:
@@ -68,7 +68,7 @@ class ObsScaling:
 
     def __init__(self, space: spaces.Space, statistics: Statistics | None, clip: float | None):
         self.statistics, self.clip = statistics, np.inf if clip is None else clip
-        self.dtypes = {key: part.dtype for key, part in leaves(space).items() if self._changes(part)}
+        self.dtypes = {key or "": part.dtype for key, part in leaves(space) if self._changes(part)}
         self.space = self._scaled(space)
         self.changes = bool(self.dtypes)
 
@@ -131,11 +131,3 @@ class RewardScaling:
         if self.moments is not None and tree is not None:
             self.returns[:] = tree["returns"]
             self.moments.load_state_dict(tree["moments"])
-
-
-def leaves(space: spaces.Space, key: str = "") -> dict[str, spaces.Space]:
-    """The parts of a space that have none themselves, by dotted keys; "" where the space is one."""
-    if not isinstance(space, spaces.Dict | spaces.Tuple):
-        return {key: space}
-    named = {f"{key}.{name}" if key else str(name): part for name, part in parts_of(space)}
-    return {leaf: found for name, part in named.items() for leaf, found in leaves(part, name).items()}

@@ -8,7 +8,6 @@ be pickled, wherever they are stepped.
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable
 from hashlib import blake2b
 from typing import Any
 
@@ -18,18 +17,20 @@ import numpy as np
 from slm_lab.env.arrays import policy_space
 from slm_lab.env.make import goal_functions, make_env, time_limit, today
 from slm_lab.env.native import Native, refuse
-from slm_lab.env.scaling import ObsScaling, RewardScaling, Statistics, leaves
+from slm_lab.env.scaling import ObsScaling, RewardScaling, Statistics
 from slm_lab.env.sub_envs import SubEnvs
 from slm_lab.env.workers import Workers
 from slm_lab.env.wrappers import reward_scale
 from slm_lab.errors import RunError
 from slm_lab.lib.cores import usable_cores
+from slm_lab.lib.trees import leaves, mapped
 from slm_lab.spec.schema import EnvSpec
 from slm_lab.types import Arrays, Step
 
 FORGOTTEN = 4096  # steps after which those that no episode needs any more are dropped from the log of actions
 # Envs of which a step takes much longer than to hand it to another process and back (benchmark/env.py measures it).
 HEAVY = ("ale_py",)
+STEPS_WITHOUT_LIMIT = 10_000  # of an episode that the env may never end, where nobody learns from it
 FEWEST_FOR_WORKERS = 4  # sub-envs, and cores: with two, whatever else runs makes all wait for the slower worker
 
 
@@ -195,7 +196,7 @@ class VectorEnv:
         """The next episode in sub-envs that strayed; the others go through what they have come to again."""
         for index in self.strayed:
             self.episode[index] += 1
-            actions[index] = _map(lambda part: part[:0], actions[index])
+            actions[index] = mapped(lambda part: part[:0], actions[index])
         self._obs = self._rows.replay(self.episode, actions, self.stream)
         self._remember_actions(actions)
 
@@ -203,7 +204,7 @@ class VectorEnv:
         """(T, ...) the actions since the sub-env's reset."""
         taken = self._actions[self._begun[index] :]
         if not taken:
-            return _map(lambda part: part[:0], self._no_action())
+            return mapped(lambda part: part[:0], self._no_action())
         if isinstance(taken[0], dict):
             return {key: np.stack([action[key][index] for action in taken]) for key in taken[0]}
         return np.stack([action[index] for action in taken])
@@ -212,7 +213,7 @@ class VectorEnv:
         """Some action of all sub-envs, of which nothing is kept but its shape and dtype."""
         if self._actions:
             return self._actions[-1]
-        parts = leaves(self.action_space).items()
+        parts = {key or "": part for key, part in leaves(self.action_space)}.items()
         none = {key: np.zeros((self.num_envs, *(part.shape or ())), part.dtype) for key, part in parts}
         return none.get("", none)
 
@@ -252,14 +253,8 @@ def how_to_step(spec: EnvSpec, num_envs: int) -> str:
     return "async" if heavy and alone and enough else "sync"
 
 
-def _map(function: Callable[[np.ndarray], np.ndarray], values: Arrays) -> Arrays:
-    if isinstance(values, dict):
-        return {key: function(part) for key, part in values.items()}
-    return function(np.asarray(values))
-
-
 def _copy(values: Arrays) -> Arrays:
-    return {key: np.array(part) for key, part in values.items()} if isinstance(values, dict) else np.array(values)
+    return mapped(np.array, values)
 
 
 def _length(values: Arrays) -> int:

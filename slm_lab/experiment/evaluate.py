@@ -10,9 +10,8 @@ import numpy as np
 
 from slm_lab.agent.agent import Agent
 from slm_lab.env import Statistics, VectorEnv
+from slm_lab.env.vector import STEPS_WITHOUT_LIMIT
 from slm_lab.spec.schema import EnvSpec
-
-STEPS_WITHOUT_LIMIT = 10_000  # of an episode in an env that sets no time limit: a greedy policy may never end one
 
 
 def step_limit(env: VectorEnv) -> float:

@@ -17,6 +17,7 @@ from slm_lab.agent.learner import Learner
 from slm_lab.agent.net.settings import NetSettings
 from slm_lab.errors import Mistake
 from slm_lab.lib import seeds
+from slm_lab.lib.trees import mapped
 from slm_lab.spec.schema import AgentSpec
 from slm_lab.spec.settings import Settings
 from slm_lab.types import Step
@@ -178,10 +179,10 @@ def acting_forward(
 
     @torch.no_grad()
     def through_torch(obs: Any) -> np.ndarray:
-        if isinstance(obs, dict):
-            on_device: Any = {name: torch.as_tensor(part, device=device) for name, part in obs.items()}
-        else:
-            on_device = torch.as_tensor(obs, device=device)
-        return forward(on_device).cpu().numpy()
+        return forward(on_device(obs, device)).cpu().numpy()
 
     return through_torch
+
+
+def on_device(obs: Any, device: torch.device) -> Any:
+    return mapped(lambda part: torch.as_tensor(part, device=device), obs)

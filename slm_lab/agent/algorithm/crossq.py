@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from slm_lab.agent.algorithm.sac import SoftActorCritic, SoftActorCriticSettings
 from slm_lab.agent.net.critics import Critics, pick
 from slm_lab.agent.net.renorm import renormalise
+from slm_lab.lib.trees import mapped
 from slm_lab.types import Batch
 
 
@@ -35,7 +36,7 @@ class CrossQ(SoftActorCritic):
         q: list[Tensor] = []  # of what is
 
         def of_next(next_obs: Any, next_action: Tensor | None = None) -> Tensor:
-            obs = join(batch.obs, next_obs)
+            obs = mapped(lambda now, then: torch.cat([now, then]), batch.obs, next_obs)
             action = None
             if next_action is not None:
                 action = torch.cat([batch.action.reshape(len(next_action), -1), next_action])
@@ -45,10 +46,3 @@ class CrossQ(SoftActorCritic):
 
         next_value = self.next_value(of_next, batch).detach()
         return self.distance(q[0], torch.addcmul(batch.reward, batch.discount, next_value), batch)
-
-
-def join(first: Any, second: Any) -> Any:
-    """The rows of both, one after the other; of observations with parts, part by part."""
-    if isinstance(first, dict):
-        return {name: torch.cat([part, second[name]]) for name, part in first.items()}
-    return torch.cat([first, second])

@@ -12,11 +12,11 @@ from gymnasium import spaces
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from slm_lab.agent.algorithm.algorithm import Algorithm, AlgorithmSettings, Site
+from slm_lab.agent.algorithm.algorithm import Algorithm, AlgorithmSettings, Site, on_device
 from slm_lab.agent.algorithm.dynamics import Dynamics, ModelSettings, check_model, rollout
 from slm_lab.agent.algorithm.planner import PLANNERS, make_plans, shifted
 from slm_lab.agent.algorithm.random import make_draw
-from slm_lab.agent.algorithm.recurrent import Carried, on_device
+from slm_lab.agent.algorithm.recurrent import Carried
 from slm_lab.agent.algorithm.squash import check_bounded_box
 from slm_lab.errors import Mistake
 from slm_lab.lib import seeds

@@ -15,8 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from slm_lab.agent.algorithm.algorithm import on_device
 from slm_lab.agent.learner import map_tensors
 from slm_lab.agent.memory.window import HIDDEN
+from slm_lab.lib.trees import mapped
 from slm_lab.types import Batch
 
 FOLLOWING = "following"  # extra (places,): where in its sequence a row's next_obs is
@@ -58,22 +60,6 @@ def carrying_forward(net: Callable, device: torch.device) -> Callable[..., np.nd
         return (out[0] if isinstance(out, tuple) else out).squeeze(1).cpu().numpy()
 
     return forward
-
-
-def on_device(obs: Any, device: torch.device) -> Any:
-    if isinstance(obs, dict):
-        return {name: torch.as_tensor(part, device=device) for name, part in obs.items()}
-    return torch.as_tensor(obs, device=device)
-
-
-def mapped(function: Callable[..., Tensor], *trees: Any) -> Any:
-    """The function of tensors, or part by part of dicts and tuples of them."""
-    first = trees[0]
-    if isinstance(first, dict):
-        return {name: mapped(function, *(tree[name] for tree in trees)) for name in first}
-    if isinstance(first, tuple):
-        return tuple(mapped(function, *parts) for parts in zip(*trees, strict=True))
-    return function(*trees)
 
 
 def one_step(obs: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from gymnasium import spaces
 from slm_lab.agent.memory.fields import pick
 from slm_lab.agent.memory.stage import as_array
 from slm_lab.errors import InvalidRow
+from slm_lab.lib.trees import leaves
 
 TOLERANCE = 1e-5  # of a bound's size: what arithmetic in float32 may lose
 
@@ -27,15 +28,6 @@ class Bounds:
         for name, parts in (("obs", self._obs), ("next_obs", self._obs), ("action", self._action)):
             for key, space in parts:
                 check(as_array(pick(rows[name], key)), space, name if key is None else f"{name}.{key}")
-
-
-def leaves(space: spaces.Space, key: str | None = None) -> Iterator[tuple[str | None, spaces.Space]]:
-    """The parts of a nested space with their dotted keys."""
-    if not isinstance(space, spaces.Dict | spaces.Tuple):
-        yield key, space
-        return
-    for name, part in space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces):
-        yield from leaves(part, str(name) if key is None else f"{key}.{name}")
 
 
 def check(values: np.ndarray, space: spaces.Space, name: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -10,32 +10,29 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from slm_lab.lib.trees import leaves
+
 
 class Encoding:
     """What a space's values look like as (B, width) float32: numbers as they are, classes one-hot."""
 
     def __init__(self, space: spaces.Space):
-        self.leaves = list(_leaves(space, None))
-        self.width = sum(width for _, _, width in self.leaves)
-        self.numeric = not any(isinstance(leaf, spaces.Discrete | spaces.MultiDiscrete) for _, leaf, _ in self.leaves)
+        self.leaves = list(leaves(space))
+        self.width = sum(_width(leaf) for _, leaf in self.leaves)
+        self.numeric = not any(isinstance(leaf, spaces.Discrete | spaces.MultiDiscrete) for _, leaf in self.leaves)
 
     def __call__(self, values: Tensor | dict[str, Tensor]) -> Tensor:
         """(B, width) of values as a batch has them."""
-        parts = [_encode(leaf, values if key is None else values[key]) for key, leaf, _ in self.leaves]
+        parts = [_encode(leaf, values if key is None else values[key]) for key, leaf in self.leaves]
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
 
-def _leaves(space: spaces.Space, key: str | None) -> Iterator[tuple[str | None, spaces.Space, int]]:
-    """(dotted key, space, width) of each leaf."""
-    if isinstance(space, spaces.Dict | spaces.Tuple):
-        for name, part in space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces):
-            yield from _leaves(part, str(name) if key is None else f"{key}.{name}")
-    elif isinstance(space, spaces.Discrete):
-        yield key, space, int(space.n)
-    elif isinstance(space, spaces.MultiDiscrete):
-        yield key, space, int(space.nvec.sum())
-    else:
-        yield key, space, int(np.prod(space.shape))
+def _width(space: spaces.Space) -> int:
+    if isinstance(space, spaces.Discrete):
+        return int(space.n)
+    if isinstance(space, spaces.MultiDiscrete):
+        return int(space.nvec.sum())
+    return int(np.prod(space.shape))
 
 
 def _encode(space: spaces.Space, values: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from slm_lab.agent.net.encoder import EncodedSettings
 from slm_lab.agent.net.hidden import LayerSizes
 from slm_lab.agent.net.mlp import MLPNet
 from slm_lab.agent.net.settings import Heads, Units
+from slm_lab.lib.trees import mapped
 
 # torch's cell, what runs it, and how many tensors its state is made of
 CELLS = {"RNN": (nn.RNN, torch.rnn_tanh, 1), "GRU": (nn.GRU, torch.gru, 1), "LSTM": (nn.LSTM, torch.lstm, 2)}
@@ -125,6 +126,4 @@ def first_of(obs: Any) -> Tensor:
 
 def joined(obs: Any) -> Any:
     """(B * T, ...) all steps of all windows."""
-    if isinstance(obs, dict):
-        return {name: part.flatten(0, 1) for name, part in obs.items()}
-    return obs.flatten(0, 1)
+    return mapped(lambda part: part.flatten(0, 1), obs)
