@@ -78,22 +78,10 @@ class Agent:
     def remember(self, obs: Any, action: np.ndarray, step: Step, carried: Carried | None = None) -> None:
         """Keep a step to learn from. What is carried begins anew where an episode ended."""
         if self.memory is not None:
-            extras = self.extras_of_rows(carried)
-            if step.lost and not self.memory.on_policy:
-                self._remember_others(obs, action, step, extras)
-            else:
-                self.memory.add(obs, action, step.reward, step.terminated, step.truncated, step.next_obs, **extras)
+            self.memory.add_step(obs, action, step, **self.extras_of_rows(carried))
             self.algorithm.remember(obs, action, step)
         if carried is not None:
             carried.begin_anew(step.terminated | step.truncated)
-
-    def _remember_others(self, obs: Any, action: Any, step: Step, extras: dict[str, np.ndarray]) -> None:
-        """The rows of a step but for those of lost episodes, which tell of none; what came before is cut off there."""
-        told = {name: getattr(step, name) for name in ("reward", "terminated", "truncated", "next_obs")}
-        rows = {"obs": obs, "action": action, **told, **extras}
-        lost = {entry.env for entry in step.lost}
-        for env in set(range(len(step.reward))) - lost:
-            self.memory.add_rows({name: _row(values, env) for name, values in rows.items()}, env)
 
     def extras_of_rows(self, carried: Carried | None) -> dict[str, np.ndarray]:
         """The state that each row was acted in, where learning begins its sequences from it."""
@@ -139,13 +127,6 @@ class Agent:
         self.algorithm.load_state_dict(tree["algorithm"])
         if self.memory is not None:
             self.memory.load_state_dict(tree["memory"])
-
-
-def _row(values: Any, env: int) -> Any:
-    """(1, ...)"""
-    if isinstance(values, dict):
-        return {key: part[env : env + 1] for key, part in values.items()}
-    return values[env : env + 1]
 
 
 def make_algorithm(

@@ -71,6 +71,12 @@ def test_a_session_that_is_to_survive_faults_counts_them_and_no_part_of_a_lost_e
         rows = memory.all()
         assert (rows.next_obs[:, 1] == rows.obs[:, 1] + 1).all()
         assert (rows.reward == 3).all()
+        newest = memory.ring.ends(rows.ids.numpy())
+        begun = [
+            rows.obs[end, 0].item() for end in np.flatnonzero(newest)
+        ]  # of each episode, what was drawn at its start
+        assert begun.count(9) <= 2  # those that go on; none is left of those that were lost
+        assert len(told) > 2
 
 
 def test_the_best_policy_plays_with_the_statistics_that_it_learned_with(make_spec, make_folder, ear, monkeypatch):

@@ -77,7 +77,7 @@ class SIL(ActorCritic):
 
     def remember(self, obs: Any, action: np.ndarray, step: Step) -> None:
         super().remember(obs, action, step)
-        self.episodes.add(obs, action, step.reward, step.terminated, step.truncated, step.next_obs)
+        self.episodes.add_step(obs, action, step)
         if self.episodes.ready(0):
             self.keep(self.episodes.drain())
 

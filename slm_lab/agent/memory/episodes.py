@@ -27,6 +27,9 @@ class Episodes(Uniform):
         self.first = np.zeros(self.ring.num_envs, np.int64)  # (N,) how many ends have been forgotten
         self.last = np.zeros(self.ring.num_envs, np.int64)  # (N,) how many were ever noted
 
+    def forget(self, ids: np.ndarray) -> None:
+        np.minimum(self.known, self.ring.head, out=self.known)
+
     def draw(self, rng: np.random.Generator, count: int, source: int | None = None) -> tuple[np.ndarray, np.ndarray]:
         if source is not None:
             raise InvalidMemorySpec("sample: episodes are drawn from all sources; source needs another sampler")

@@ -7,6 +7,7 @@ learn). A preset in presets.py chooses them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -25,8 +26,9 @@ from slm_lab.agent.memory.view import Transitions, take
 from slm_lab.agent.memory.window import Windows
 from slm_lab.errors import EmptyMemory, InvalidMemorySpec, InvalidRow, Mistake, RunError
 from slm_lab.lib import seeds
+from slm_lab.lib.trees import mapped
 from slm_lab.spec.settings import Settings
-from slm_lab.types import Arrays, Batch
+from slm_lab.types import Arrays, Batch, Step
 
 STANDARD = ("obs", "action", "reward", "terminated", "truncated", "next_obs")  # what every row has
 
@@ -170,6 +172,29 @@ class Memory:
         stage = self._stage if self.ring.counts[SEEN] else self._stage_for(extras, self.num_envs)
         stage.fill(obs, action, reward, terminated, truncated, next_obs, extras)
         self._write(stage)
+
+    def add_step(self, obs: Arrays, action: Arrays, step: Step, **extras: Any) -> None:
+        """`add` of what a vector env returned. Where an episode was lost, no row of it is kept."""
+        told = (step.reward, step.terminated, step.truncated, step.next_obs)
+        if not step.lost:
+            self.add(obs, action, *told, **extras)
+            return
+        lost = {entry.env for entry in step.lost}
+        rows = dict(zip(STANDARD, (obs, action, *told), strict=True)) | extras
+        for env in range(self.num_envs):
+            if env in lost:
+                self.drop_episode(env)
+            else:
+                self.add_rows(mapped(itemgetter(slice(env, env + 1)), rows), env)
+
+    def drop_episode(self, env: int) -> int:
+        """Forget the rows of the episode that goes on in this env, as if it had not been played; how many there were.
+        Rows that come next may have their ids."""
+        taken = self.ring.take_back(env)
+        self.sampler.forget(taken)
+        if self.saved is not None:
+            self.saved.store.forget()
+        return taken.size
 
     def add_rows(self, rows: Mapping[str, Any], env: int = 0, source: Any = None, ordered: bool = True) -> None:
         """Write T rows of one env in time order: {"obs": (T, ...), "action": (T, ...), ...}, the names of `add`.

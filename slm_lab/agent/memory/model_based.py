@@ -107,6 +107,12 @@ class ModelBasedReplay(Memory):
         super()._write(*args, **keywords)
         self._split.decide()
 
+    def drop_episode(self, env: int) -> int:
+        dropped = super().drop_episode(env)
+        self._split.forget()
+        self._fitted_at = -1
+        return dropped
+
     def reset(self) -> None:
         super().reset()
         self._split.reset()

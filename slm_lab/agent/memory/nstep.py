@@ -60,6 +60,12 @@ class NStepReplay(Replay):
         self._stop_readers()
         super().reset()
 
+    def drop_episode(self, env: int) -> int:
+        dropped = super().drop_episode(env)
+        if self.readers is not None:
+            self.readers.written()
+        return dropped
+
     def resize(self, max_size: int) -> None:
         self._stop_readers()
         super().resize(max_size)

@@ -35,6 +35,11 @@ class Priorities:
         self.known = self.ring.head.copy()  # (N,) rows before this t have their priority
         self.highest = np.ones(1)
 
+    def forget(self, ids: np.ndarray) -> None:
+        """The ring took these rows back: they have no priority until others come in their place."""
+        fill(self.sums, self.lows, self.ring.rows_of(ids), np.zeros(ids.size))
+        np.minimum(self.known, self.ring.head, out=self.known)
+
     def draw(self, uniforms: np.ndarray, newest: np.ndarray, beta: float) -> tuple[np.ndarray, np.ndarray]:
         """(B,) ids, one from each of B equal strata of the total, and their weights; `newest` replaces the last.
 

@@ -51,6 +51,7 @@ class Request:
     head: np.ndarray  # (N,)
     tail: np.ndarray  # (N,)
     lowest: np.ndarray  # (N,) t of each env's oldest row among the ids
+    beyond: np.ndarray  # (N,) t after each env's newest row among them
     slot: int = 0
     ready: bool = False
     dropped: bool = False
@@ -91,9 +92,9 @@ class Readers:
         return batch
 
     def written(self) -> None:
-        """Rows were written: draw anew the waiting requests that have lost some."""
+        """Rows were written or taken back: draw anew the waiting requests that have lost some."""
         for index, (place, request) in enumerate(self.waiting):
-            if (self.ring.tail > request.lowest).any():
+            if (self.ring.tail > request.lowest).any() or (self.ring.head < request.beyond).any():
                 self._readers[place].drop(request)
                 self.waiting[index] = (place, self._send(place, self._drawn()))
 
@@ -144,7 +145,9 @@ class Readers:
         envs = self.ring.num_envs
         lowest = np.full(envs, np.iinfo(np.int64).max)
         np.minimum.at(lowest, ids % envs, ids // envs)
-        return Request(ids, weight, head, tail, lowest)
+        beyond = np.zeros(envs, np.int64)
+        np.maximum.at(beyond, ids % envs, ids // envs + self.n_step)
+        return Request(ids, weight, head, tail, lowest, np.minimum(beyond, head))
 
     def _send(self, place: int, request: Request) -> Request:
         self._readers[place].send(request, self.n_step)

@@ -167,6 +167,23 @@ class Ring:
         self.tail[:] = until
         self.counts[FULLEST] = (self.head - self.tail).max()
 
+    def take_back(self, env: int) -> np.ndarray:
+        """Forget this env's newest rows up to the last one that ended an episode or was cut off; their ids, which are
+        given anew to the rows that come next."""
+        ids = np.arange(self.tail[env], self.head[env]) * self.num_envs + env
+        closed = np.flatnonzero(self.links[self.rows_of(ids), self.link_word])
+        taken = ids[closed[-1] + 1 :] if closed.size else ids
+        if self.disk is not None:
+            self.disk.begin()
+        if self.store is not None:
+            self.store.forget()  # what it holds of these rows is not theirs any more
+        self.head[env] -= taken.size
+        self.counts[SIZE] -= taken.size
+        self.counts[FULLEST] = (self.head - self.tail).max()
+        if self.disk is not None:
+            self.disk.publish(self.head)
+        return taken
+
     def resize(self, slots: int) -> None:
         """Give each env `slots` rows; the newest are kept, with their ids."""
         self.drop(np.maximum(self.tail, self.head - slots))

@@ -46,6 +46,9 @@ class Uniform:
     def reset(self) -> None:
         pass
 
+    def forget(self, ids: np.ndarray) -> None:
+        """The ring took these rows back."""
+
     def describe(self) -> dict:
         return {}
 
@@ -110,6 +113,9 @@ class Prioritized:
 
     def reset(self) -> None:
         self.priorities.reset()
+
+    def forget(self, ids: np.ndarray) -> None:
+        self.priorities.forget(ids)
 
     def describe(self) -> dict:
         return {"priority": self.priorities.describe(), "beta": self.beta}

@@ -32,6 +32,15 @@ class Split:
         self.chosen: list[list[bool]] = [[] for _ in range(self.ring.num_envs)]  # for validation
         self.episodes = self.validating = 0  # how many were decided, and for validation
 
+    def forget(self) -> None:
+        """The ring took rows back: an episode that has none left was not played."""
+        np.minimum(self.known, self.ring.head, out=self.known)
+        for env, starts in enumerate(self.starts):
+            while starts and starts[-1] >= self.ring.head[env]:
+                starts.pop()
+                self.episodes -= 1
+                self.validating -= self.chosen[env].pop()
+
     def decide(self) -> None:
         """Look at the rows written since the last call."""
         if not self.by_episode:
