@@ -57,6 +57,25 @@ TABLES: dict[str, dict[str, str]] = {
 }
 
 
+ELSEWHERE = {  # what others call it -> its name here
+    "algorithm": {
+        "A2C": "ActorCritic",
+        "A3C": "ActorCritic",
+        "DDQN": "DoubleDQN",
+        "PETS": "MPC",
+        "REINFORCE": "Reinforce",
+    },
+    "memory": {"PER": "PrioritizedReplay", "HER": "HindsightReplay", "ReplayBuffer": "Replay"},
+    "net": {
+        "CNN": "ConvNet",
+        "NatureCNN": "ConvNet",
+        "RNN": "RecurrentNet",
+        "GRU": "RecurrentNet",
+        "LSTM": "RecurrentNet",
+    },
+}
+
+
 class UnknownName(LabError, KeyError):
     """No class of this kind goes by this name; the message lists the nearest."""
 
@@ -82,7 +101,7 @@ def find(kind: str, name: str) -> Any:
     if target is None and isinstance(name, str) and ":" in name:
         target = name
     if target is None:
-        guess = nearest(name, names(kind))
+        guess = ELSEWHERE[kind].get(name) or nearest(name, names(kind))
         hint = f"did you mean '{guess}'?" if guess else f"known: {', '.join(names(kind))}"
         raise UnknownName(f"no {kind} named '{name}'; {hint}")
     try:

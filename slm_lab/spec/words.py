@@ -76,6 +76,9 @@ def _mistakes(error: Any, place: str, node: dict, value: Any, parent: dict, path
         if isinstance(raised, SpecError):
             return [Mistake(_under(path, mistake.path), mistake.problem) for mistake in raised.mistakes]
         return [Mistake(place, _with_value(str(raised or error["msg"]), value))]
+    if kind == "union_tag_invalid":  # a block may be of several types, and is of none of them
+        types = error["ctx"]["expected_tags"].replace(", ", " or ")
+        return [Mistake(f"{place}.type", f"got '{error['ctx']['tag']}'; must be {types}")]
     wanted = describe(node) if node else ""
     if not wanted:
         return [Mistake(place, _with_value(error["msg"].replace("Input should be", "must be"), value))]

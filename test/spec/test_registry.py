@@ -17,6 +17,7 @@ def test_a_class_of_the_user_s_own_is_found_by_module_and_name(standin):
     ("name", "message"),
     [
         ("replay", "no memory named 'replay'; did you mean 'Replay'?"),
+        ("PER", "no memory named 'PER'; did you mean 'PrioritizedReplay'?"),
         ("xyzzy", "no memory named 'xyzzy'; known: Replay, "),
         ("nowhere.at_all:Mine", "cannot import memory 'nowhere.at_all:Mine': ModuleNotFoundError"),
         ("standin:Mine", "cannot import memory 'standin:Mine': AttributeError"),
@@ -28,6 +29,12 @@ def test_an_unknown_name_is_told_with_the_nearest(name, message):
     with pytest.raises(registry.UnknownName) as caught:
         registry.find("memory", name)
     assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize("kind", registry.ELSEWHERE)
+def test_what_others_call_it_is_no_name_here_and_leads_to_one(kind):
+    assert not registry.ELSEWHERE[kind].keys() & set(registry.names(kind))
+    assert set(registry.ELSEWHERE[kind].values()) <= set(registry.names(kind))
 
 
 def test_only_an_algorithm_that_says_so_needs_no_memory():

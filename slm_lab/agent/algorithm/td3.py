@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
 from gymnasium import spaces
-from pydantic import Field
+from pydantic import Field, field_validator
 from torch import Tensor
 
 from slm_lab.agent.algorithm.replay_actor_critic import ReplayActorCritic, ReplayActorCriticSettings
@@ -22,6 +23,12 @@ class DDPGSettings(ReplayActorCriticSettings):
     explore_var_spec: ScheduleSpec = Field(
         constant(0.1), description="deviation of the noise on actions in training, in units of half their range"
     )
+
+    @field_validator("explore_var_spec")
+    @classmethod
+    def _not_negative(cls, explore_var: ScheduleSpec) -> ScheduleSpec:
+        explore_var.must_stay(0, math.inf)
+        return explore_var
 
 
 class TD3Settings(DDPGSettings):

@@ -6,6 +6,8 @@ from pydantic import ValidationError
 
 from slm_lab.agent.net.encoder import parts_of
 from slm_lab.agent.net.mlp import MLPNet
+from slm_lab.errors import SpecError
+from slm_lab.spec.schema import read_block
 
 IMAGE = spaces.Box(0, 255, (6, 6), np.uint8)
 ROBOT = spaces.Dict({"eye": IMAGE, "arm": spaces.Dict({"place": spaces.Box(-1, 1, (2,)), "grip": spaces.Discrete(2)})})
@@ -88,3 +90,11 @@ def test_an_encoder_that_cannot_be_is_refused_when_the_spec_is_read(encoder, tol
     with pytest.raises(ValidationError) as caught:
         settings(eye=encoder)
     assert told in str(caught.value)
+
+
+def test_an_encoder_of_no_such_type_is_told_by_its_type():
+    with pytest.raises(SpecError) as caught:
+        read_block("net", {"type": "MLPNet", "encoders": {"eye": {"type": "RecurrentNet"}}})
+    (mistake,) = caught.value.mistakes
+    assert mistake.path == "encoders.eye.type"
+    assert mistake.problem == "got 'RecurrentNet'; must be 'MLPNet' or 'ConvNet'"
