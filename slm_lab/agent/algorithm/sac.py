@@ -25,6 +25,7 @@ PDTYPES = {spaces.Box: ("default", "Normal"), spaces.Discrete: ("default", "Cate
 # What a policy over Discrete actions keeps of it. Christodoulou's code has 0.98, with which two actions stay all but
 # uniform; where one of them is better that cannot be had, and the temperature rises without end (seen on CartPole-v1).
 PART_OF_MOST_ENTROPY = 0.5
+AGREED = {"min": torch.amin, "mean": torch.mean}  # what several critics' values count as
 
 
 class SoftActorCriticSettings(ReplayActorCriticSettings):
@@ -39,6 +40,11 @@ class SoftActorCriticSettings(ReplayActorCriticSettings):
         None,
         description="the mean entropy that the temperature keeps the policy at, in nats; null: minus the number of "
         "parts of a Box action scaled to [-1, 1], or half of the most there is for Discrete",
+    )
+    critics_agree: Literal["min", "mean"] = Field(
+        "min",
+        description="what the two critics' values count as: the lower one, against overestimation (Fujimoto 2018), or "
+        "their mean, where that makes actions of Discrete too careful (Zhou 2022)",
     )
     alpha_init: float = Field(
         1.0,
@@ -55,9 +61,9 @@ class SoftNormal(TanhNormal):
     """Box actions: the mean over the policy's actions is estimated by one draw."""
 
     def expected(self, out: Tensor, critics: Callable, obs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """(B,) the lowest critic's value of the policy's actions, and (B,) its entropy; gradients go through both."""
+        """(B,) the critics' value of the policy's actions, and (B,) its entropy; gradients go through both."""
         action, log_prob = self.draw(out, noise)
-        return critics(obs, action).amin(-1), -log_prob
+        return critics(obs, action), -log_prob
 
     def default_target_entropy(self) -> float:
         return self.log_half - self.size
@@ -69,10 +75,10 @@ class SoftCategorical(Categorical):
     size = 0  # of the noise that a mean needs
 
     def expected(self, out: Tensor, critics: Callable, obs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """(B,) the lowest critic's value of the policy's actions, and (B,) its entropy; gradients go through both."""
+        """(B,) the critics' value of the policy's actions, and (B,) its entropy; gradients go through both."""
         log_probs = torch.log_softmax(out, -1)
         probs = log_probs.exp()
-        return (probs * critics(obs).amin(1)).sum(-1), -(probs * log_probs).sum(-1)
+        return (probs * critics(obs)).sum(-1), -(probs * log_probs).sum(-1)
 
     def default_target_entropy(self) -> float:
         return PART_OF_MOST_ENTROPY * math.log(self.units)
@@ -99,8 +105,9 @@ class Temperature(nn.Module):
 
 
 class SoftActorCritic(ReplayActorCritic):
-    """The target is r + discount * (min Q' + alpha * entropy) at s' (Haarnoja 2018b, eqs. 3 and 5); the actor climbs
-    min Q + alpha * entropy (eq. 9); alpha rises while the policy's entropy is below its target (eq. 18)."""
+    """The target is r + discount * (Q' + alpha * entropy) at s' (Haarnoja 2018b, eqs. 3 and 5); the actor climbs
+    Q + alpha * entropy (eq. 9); alpha rises while the policy's entropy is below its target (eq. 18). Q is what the
+    critics agree on, the lower of two."""
 
     Settings = SoftActorCriticSettings
     reports = (*ReplayActorCritic.reports, "alpha", "entropy")
@@ -138,14 +145,19 @@ class SoftActorCritic(ReplayActorCritic):
     def policy_outputs(self, obs: Tensor) -> Tensor:
         return self.actor.net(obs)[0]
 
+    def agreed(self, critics: Callable) -> Callable:
+        """(B,), or (B, A) of Discrete actions, in the place of (B, critics, ...)."""
+        return lambda *inputs: AGREED[self.settings.critics_agree](critics(*inputs), 1)
+
     def next_value(self, target: Callable, batch: Batch) -> Tensor:
         out, log_alpha = self.actor_as_seen(batch.next_obs)
-        q, entropy = self.distribution.expected(out, target, batch.next_obs, batch.extras["next_noise"])
+        q, entropy = self.distribution.expected(out, self.agreed(target), batch.next_obs, batch.extras["next_noise"])
         return q + log_alpha.exp() * entropy
 
     def actor_loss(self, net: Callable, target: Callable, batch: Batch, scalars: dict[str, Tensor]):
         out, log_alpha = net(batch.obs)
-        q, entropy = self.distribution.expected(out, self.critics_as_seen, batch.obs, batch.extras["noise"])
+        critics = self.agreed(self.critics_as_seen)
+        q, entropy = self.distribution.expected(out, critics, batch.obs, batch.extras["noise"])
         alpha = log_alpha.detach().exp()
         loss = -(q + alpha * entropy).mean()
         excess = (entropy.detach() - self.target_entropy).mean()

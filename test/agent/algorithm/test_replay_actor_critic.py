@@ -64,6 +64,18 @@ def test_sac_over_discrete_actions_takes_the_exact_mean(lab):
     assert loss == pytest.approx((2 * (wanted - 1) ** 2 + 2 * 2) / 2)
 
 
+def test_critics_may_agree_on_their_mean(lab):
+    boxed = lab.agent("SAC", action_space=REACH, algorithm_={"critics_agree": "mean"})
+    boxed.algorithm.actor_as_seen = lambda obs: (torch.zeros(2, 2), torch.tensor(-math.inf))
+    _, errors = critic_loss(boxed, [0.0, 0.0], lambda action: torch.tensor([[4.0, 8.0], [9.0, 9.0]]), batch(REACH))
+    assert errors == pytest.approx([1 + 0.5 * 6, 2])
+    classes = lab.agent("SAC", algorithm_={"critics_agree": "mean"})
+    classes.algorithm.actor_as_seen = lambda obs: (torch.zeros(2, 2), torch.tensor(-math.inf))
+    by_critic = torch.tensor([[[4.0, 8.0], [0.0, 16.0]]] * 2)  # 2 and 12, each as likely
+    _, errors = critic_loss(classes, [0.0, 0.0], lambda action: by_critic, batch(torch.tensor([0, 1])))
+    assert errors == pytest.approx([1 + 0.5 * 7, 2])
+
+
 def test_sacs_actor_climbs_value_and_entropy(lab):
     agent = lab.agent("SAC", action_space=REACH, algorithm_={"target_entropy": 1.0})
     out = torch.zeros(2, 2, requires_grad=True)
