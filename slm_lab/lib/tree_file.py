@@ -97,7 +97,8 @@ class TurnAndTurn:
         self._count, self._next = 0, files[0]  # of the next tree
 
     def save(self, tree: Any, also: Callable[[], None] = lambda: None) -> None:
-        """In the place of the older one. Where that or what else there is to do fails, the next one goes there too."""
+        """In the place of the older one; then `also`, what must be done for the tree to count. Where either fails, the
+        next tree goes there too."""
         if not self._looked:
             self.load_newest_first()
         write_over(self._next, {"count": self._count, "tree": tree})
@@ -149,9 +150,17 @@ def write_over(path: Path, tree: Any) -> None:
             file.truncate()
             os.fsync(file.fileno())
         if new:
-            sync_folder(path.parent)
+            _sync_new(path)
     except OSError as error:
         raise RunError(f"{path}: cannot be written: {error.strerror or error}") from error
+
+
+def _sync_new(path: Path) -> None:
+    try:
+        sync_folder(path.parent)
+    except OSError:
+        path.unlink(missing_ok=True)  # so that it is new again next time
+        raise
 
 
 def _encoded(tree: Any) -> tuple[dict[str, np.ndarray], dict[str, str]]:

@@ -27,7 +27,7 @@ class Episodes(Uniform):
         self.first = np.zeros(self.ring.num_envs, np.int64)  # (N,) how many ends have been forgotten
         self.last = np.zeros(self.ring.num_envs, np.int64)  # (N,) how many were ever noted
 
-    def forget(self, ids: np.ndarray) -> None:
+    def taken_back(self, ids: np.ndarray) -> None:
         np.minimum(self.known, self.ring.head, out=self.known)
 
     def draw(self, rng: np.random.Generator, count: int, source: int | None = None) -> tuple[np.ndarray, np.ndarray]:

@@ -125,7 +125,7 @@ class Memory:
     def _use_layout(self, layout: Layout) -> None:
         """Start empty, with rows of this layout."""
         if self.saved is not None:
-            self.saved.store.forget()
+            self.saved.store.write_anew()
         self.ring.use_layout(layout)
         self.sampler.reset()
         self.view = self.make_view()
@@ -173,14 +173,17 @@ class Memory:
         stage.fill(obs, action, reward, terminated, truncated, next_obs, extras)
         self._write(stage)
 
-    def add_step(self, obs: Arrays, action: Arrays, step: Step, **extras: Any) -> None:
+    def add_step(self, obs: Arrays, action: Arrays, step: Step, source: Any = None, **extras: Any) -> None:
         """`add` of what a vector env returned. Where an episode was lost, no row of it is kept."""
         told = (step.reward, step.terminated, step.truncated, step.next_obs)
         if not step.lost:
-            self.add(obs, action, *told, **extras)
+            self.add(obs, action, *told, source, **extras)
             return
         lost = {entry.env for entry in step.lost}
         rows = dict(zip(STANDARD, (obs, action, *told), strict=True)) | extras
+        if source is not None:
+            rows[SOURCE] = _per_row(source, self.num_envs)
+        self._staged(rows, None)  # refuses what does not fit before anything is changed
         for env in range(self.num_envs):
             if env in lost:
                 self.drop_episode(env)
@@ -191,9 +194,11 @@ class Memory:
         """Forget the rows of the episode that goes on in this env, as if it had not been played; how many there were.
         Rows that come next may have their ids."""
         taken = self.ring.take_back(env)
-        self.sampler.forget(taken)
-        if self.saved is not None:
-            self.saved.store.forget()
+        if not taken.size:
+            return 0
+        self.sampler.taken_back(taken)
+        if self.saved is not None:  # the ring tells the store of a session's checkpoints, this is that of `save`
+            self.saved.store.taken_back(self.ring.head)
         return taken.size
 
     def add_rows(self, rows: Mapping[str, Any], env: int = 0, source: Any = None, ordered: bool = True) -> None:

@@ -109,7 +109,7 @@ class ModelBasedReplay(Memory):
 
     def drop_episode(self, env: int) -> int:
         dropped = super().drop_episode(env)
-        self._split.forget()
+        self._split.taken_back()
         self._fitted_at = -1
         return dropped
 

@@ -62,7 +62,9 @@ class NStepReplay(Replay):
 
     def drop_episode(self, env: int) -> int:
         dropped = super().drop_episode(env)
-        if self.readers is not None:
+        if not self.size:
+            self._stop_readers()
+        elif self.readers is not None:
             self.readers.written()
         return dropped
 

@@ -35,9 +35,12 @@ class Priorities:
         self.known = self.ring.head.copy()  # (N,) rows before this t have their priority
         self.highest = np.ones(1)
 
-    def forget(self, ids: np.ndarray) -> None:
-        """The ring took these rows back: they have no priority until others come in their place."""
-        fill(self.sums, self.lows, self.ring.rows_of(ids), np.zeros(ids.size))
+    def taken_back(self, ids: np.ndarray) -> None:
+        """The ring took back these rows, one env's newest. Their places have no priority until other rows come, nor
+        have those after them, whose rows may have left unnoticed."""
+        after = ids[-1] + self.ring.num_envs * np.arange(1, 2 + self.ring.history)
+        rows = self.ring.rows_of(np.concatenate([ids, after]))
+        fill(self.sums, self.lows, rows, np.zeros(rows.size))
         np.minimum(self.known, self.ring.head, out=self.known)
 
     def draw(self, uniforms: np.ndarray, newest: np.ndarray, beta: float) -> tuple[np.ndarray, np.ndarray]:

@@ -6,8 +6,8 @@ already holds the observation that the next row is expected to start from, so th
 hence one slot more than the capacity. Where observations are stacks of k frames, k - 1 slots more keep the frames of
 rows that are no longer held, so that the oldest rows have their whole stacks.
 
-A row is addressed by its write id, t * N + env, where t counts the rows written for that env. Ids never repeat, so one
-can tell whether a row still exists.
+A row is addressed by its write id, t * N + env, where t counts the rows written for that env. Only the ids of rows that
+were taken back are given again, so one can tell whether a row still exists.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Ring:
     def use_layout(self, layout: Layout) -> None:
         """Start empty, with rows of this layout."""
         if self.store is not None:
-            self.store.forget()
+            self.store.write_anew()
         self.layout = layout
         self.reward_word = layout.offset(REWARD) // 4
         self.link_word = layout.offset(LINK) // 4
@@ -168,20 +168,24 @@ class Ring:
         self.counts[FULLEST] = (self.head - self.tail).max()
 
     def take_back(self, env: int) -> np.ndarray:
-        """Forget this env's newest rows up to the last one that ended an episode or was cut off; their ids, which are
-        given anew to the rows that come next."""
+        """Forget this env's newest rows, back to the last one that ended an episode or was cut off. Returns their ids,
+        which the rows that come next are given."""
         ids = np.arange(self.tail[env], self.head[env]) * self.num_envs + env
         closed = np.flatnonzero(self.links[self.rows_of(ids), self.link_word])
         taken = ids[closed[-1] + 1 :] if closed.size else ids
+        if not taken.size:
+            return taken
         if self.disk is not None:
             self.disk.begin()
-        if self.store is not None:
-            self.store.forget()  # what it holds of these rows is not theirs any more
         self.head[env] -= taken.size
+        if self.head[env] == self.tail[env] > 0:  # what comes next continues no row that is not held
+            self.links[self.rows_of(taken[:1] - self.num_envs), self.link_word] |= CUT
         self.counts[SIZE] -= taken.size
         self.counts[FULLEST] = (self.head - self.tail).max()
         if self.disk is not None:
             self.disk.publish(self.head)
+        if self.store is not None:
+            self.store.taken_back(self.head)
         return taken
 
     def resize(self, slots: int) -> None:

@@ -46,8 +46,8 @@ class Uniform:
     def reset(self) -> None:
         pass
 
-    def forget(self, ids: np.ndarray) -> None:
-        """The ring took these rows back."""
+    def taken_back(self, ids: np.ndarray) -> None:
+        """The ring took back these rows, one env's newest."""
 
     def describe(self) -> dict:
         return {}
@@ -114,8 +114,8 @@ class Prioritized:
     def reset(self) -> None:
         self.priorities.reset()
 
-    def forget(self, ids: np.ndarray) -> None:
-        self.priorities.forget(ids)
+    def taken_back(self, ids: np.ndarray) -> None:
+        self.priorities.taken_back(ids)
 
     def describe(self) -> dict:
         return {"priority": self.priorities.describe(), "beta": self.beta}

@@ -32,14 +32,19 @@ class Split:
         self.chosen: list[list[bool]] = [[] for _ in range(self.ring.num_envs)]  # for validation
         self.episodes = self.validating = 0  # how many were decided, and for validation
 
-    def forget(self) -> None:
-        """The ring took rows back: an episode that has none left was not played."""
+    def taken_back(self) -> None:
+        """The ring took rows back: an episode that has none left was not played. Should none to train on be left, the
+        first one is for that now."""
         np.minimum(self.known, self.ring.head, out=self.known)
         for env, starts in enumerate(self.starts):
             while starts and starts[-1] >= self.ring.head[env]:
                 starts.pop()
                 self.episodes -= 1
                 self.validating -= self.chosen[env].pop()
+        if self.share < 1 and all(all(chosen) for chosen in self.chosen) and any(self.chosen):
+            first = next(chosen for chosen in self.chosen if chosen)
+            first[0] = False
+            self.validating -= 1
 
     def decide(self) -> None:
         """Look at the rows written since the last call."""

@@ -12,13 +12,13 @@ removed when the last two manifests that were confirmed do without them.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -45,7 +45,11 @@ CHUNK_BYTES = 1 << 20  # written at a time: summed while it is in the cache
 
 class Store:
     """The folder of one memory's segments. One that `waits` has rows on the disk when `write` returns; else that takes
-    a `wait`, and until then the manifest may not be counted on."""
+    a `wait`, and until then the manifest may not be counted on.
+
+    `write` lays down what comes (`_coming`), `wait` makes it what there is (`segments`, `_written`), and `confirm`,
+    when its manifest is kept, what must stay (`_confirmed`); `_there` are all that have a file.
+    """
 
     def __init__(self, folder: Path, waits: bool = True):
         self.folder = Path(folder)
@@ -53,26 +57,36 @@ class Store:
         self.segments: list[Segment] = []  # those of the last manifest that was read or whose rows are on the disk
         self._coming: list[Segment] = []  # those of the last manifest written
         self._syncing: list[Future] = []  # when what is new in them will be on the disk
-        self._disk = ThreadPoolExecutor(2)  # where is waited for that
         # numbers of segments: with files here, of the last two manifests that are kept, of the last one written
         self._there = {int(file.stem[5:]) for file in self.folder.glob("rows_*.bin") if file.stem[5:].isdecimal()}
         self._confirmed = [self._there.copy()]
         self._written: set[int] = set()
         self._next = max(self._there, default=-1) + 1
 
-    def forget(self) -> None:
-        """Write everything anew next time: the ring has come to hold other rows."""
+    def write_anew(self) -> None:
+        """The ring has come to hold other rows: none of these is to be counted on next time."""
         self.segments = []
+
+    def taken_back(self, head: np.ndarray) -> None:
+        """The ring took back rows from these t (N,) on, in whose places there may be others next time."""
+        held = [(np.array(segment.stop) <= head).all() for segment in self.segments]
+        self.segments = self.segments[: held.index(False)] if False in held else self.segments
 
     def write(self, ring: Ring) -> dict:
         """The manifest of the rows."""
+        self._syncing = []
+        disk = ThreadPoolExecutor(2)  # waits for it, while the next file, or the tree, is written
         try:
-            self._syncing = []
-            self._coming = self._segments_with_new_rows(ring)
+            if not self.folder.exists():
+                self.folder.mkdir(parents=True)
+                sync_folder(self.folder.parent)
+            self._coming = self._segments_with_new_rows(ring, disk)
             if {segment.number for segment in self._coming} - self._written:
-                self._syncing.append(self._disk.submit(sync_folder, self.folder))
+                self._syncing.append(_begin(disk, sync_folder, self.folder))
         except OSError as error:
             raise self._unwritten(error) from error
+        finally:
+            disk.shutdown(wait=False)
         if self.waits:
             self.wait()
         ids = (ring.head - 1) * ring.num_envs + np.arange(ring.num_envs)
@@ -99,6 +113,7 @@ class Store:
                 synced.result()
         except OSError as error:
             raise self._unwritten(error) from error
+        self._syncing = []
         self.segments, self._written = self._coming, {segment.number for segment in self._coming}
 
     def confirm(self) -> None:
@@ -130,7 +145,7 @@ class Store:
     def _unwritten(self, error: OSError) -> RunError:
         return RunError(f"{self.folder}: rows cannot be written: {error.strerror or error}")
 
-    def _segments_with_new_rows(self, ring: Ring) -> list[Segment]:
+    def _segments_with_new_rows(self, ring: Ring, disk: Executor) -> list[Segment]:
         kept = np.maximum(ring.tail - ring.history, 0)
         segments = [segment for segment in self.segments if (np.array(segment.stop) > kept).any()]
         stored = np.array(self.segments[-1].stop) if self.segments else np.zeros_like(kept)
@@ -152,11 +167,11 @@ class Store:
             until = np.minimum(start + most - (last.stop[0] - last.start[0] if last.even else 0), stop)
             if (stop - start).max() <= most:  # not the last few to this segment and the next few to a new one
                 until = stop
-            segments[-1] = self._append(ring, last, start, until)
+            segments[-1] = self._append(ring, last, start, until, disk)
             start = until
         return segments
 
-    def _append(self, ring: Ring, segment: Segment, start: np.ndarray, stop: np.ndarray) -> Segment:
+    def _append(self, ring: Ring, segment: Segment, start: np.ndarray, stop: np.ndarray, disk: Executor) -> Segment:
         part = Segment(segment.number, tuple(start.tolist()), tuple(stop.tolist()))
         part = replace(part, parts=((part.rows, 0),))
         file = self._open(segment, segment.nbytes(ring))
@@ -176,8 +191,8 @@ class Store:
                 last = what, chunk
         finally:
             begun = Event()
-            self._syncing.append(self._disk.submit(_sync, file, begun))  # while the next one, or the tree, is written
-            begun.wait()  # or it would have to, until this thread next lets others run
+            self._syncing.append(_begin(disk, _sync, file, begun))
+            begun.wait()  # until the other thread is at it: else it may get to run only when this one next waits itself
         if last is not None:
             add_to_sums(*last)
         finals = at[FINALS] * 4 // ring.finals.shape[1] - segment.finals
@@ -186,8 +201,6 @@ class Store:
 
     def _open(self, segment: Segment, length: int) -> BinaryIO:
         """The segment's file, cut off where what is known of it ends."""
-        if not length:
-            self.folder.mkdir(parents=True, exist_ok=True)
         file = open(segment.file(self.folder), "rb+" if length else "wb", buffering=0)  # noqa: SIM115 (_sync closes it)
         file.truncate(length)
         file.seek(length)
@@ -208,6 +221,16 @@ def _contents(ring: Ring, part: Segment) -> Iterator[tuple[int, np.ndarray]]:
     step = max(1, CHUNK_BYTES // ring.finals.shape[1])
     for begin in range(0, len(own), step):
         yield FINALS, ring.finals[own[begin : begin + step]]
+
+
+def _begin(disk: Executor, call: Callable[..., None], *arguments: Any) -> Future:
+    try:
+        return disk.submit(call, *arguments)
+    except RuntimeError:  # the interpreter is about to end, and begins no threads any more
+        call(*arguments)
+        done: Future = Future()
+        done.set_result(None)
+        return done
 
 
 def _sync(file: BinaryIO, begun: Event) -> None:
