@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 from threading import Event
 from typing import Any, BinaryIO
@@ -68,9 +69,10 @@ class Store:
         self.segments = []
 
     def taken_back(self, head: np.ndarray) -> None:
-        """The ring took back rows from these t (N,) on, in whose places there may be others next time."""
-        held = [(np.array(segment.stop) <= head).all() for segment in self.segments]
-        self.segments = self.segments[: held.index(False)] if False in held else self.segments
+        """The ring took back the rows from these t (N,) on: there may be others in their places next time. The row
+        before them is the newest now, and segments hold none that is."""
+        until = np.maximum(head - 1, 0)
+        self.segments = list(takewhile(lambda segment: (np.array(segment.stop) <= until).all(), self.segments))
 
     def write(self, ring: Ring) -> dict:
         """The manifest of the rows."""

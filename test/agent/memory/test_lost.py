@@ -154,6 +154,18 @@ def test_what_was_saved_of_a_lost_episode_is_not_loaded_for_what_came_in_its_pla
     assert [row[0] for row in lab.read(copy)] == [0, *range(30, 36)]
 
 
+def test_the_newest_row_that_is_left_is_told_once(lab, tmp_path):
+    memory, copy = lab.make(max_size=20), lab.make(max_size=20)
+    lab.add(memory, 0, terminated=True)
+    lab.add(memory, 10)
+    memory.save(tmp_path)
+    memory.drop_episode(0)
+    memory.save(tmp_path)
+    copy.load(tmp_path)
+    assert lab.read(copy) == lab.read(memory) == [(0, 0, 1, 0, 1)]
+    assert copy.ring.episodes == memory.ring.episodes == 1
+
+
 def test_readers_hand_out_no_row_of_a_lost_episode(lab, tmp_path):
     keys = {"n_step": 1, "workers": 1, "fetch_every": 2, "batch_size": 8, "max_size": 40, "storage": "disk"}
     memory = lab.make("NStepReplay", **keys)
