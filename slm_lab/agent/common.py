@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-
-from slm_lab.agent.compiled import buffer_places
 
 
 @dataclass(frozen=True)
@@ -37,6 +36,13 @@ def copy_all(tensors: Iterable[Tensor], values: Iterable[Tensor]) -> None:
     """Each of the `values` into its tensor."""
     for tensor, value in zip(tensors, values, strict=True):
         tensor.copy_(value)
+
+
+def buffer_places(net: nn.Module) -> Iterator[tuple[str, dict[str, Any], str]]:
+    """(name, dict that holds it, key there) of each buffer, whose tensor may be exchanged for another one."""
+    for name, _ in net.named_buffers():
+        owner, _, key = name.rpartition(".")
+        yield name, net.get_submodule(owner)._buffers, key
 
 
 def set_buffers(net: nn.Module, tensors: list[Tensor]) -> None:

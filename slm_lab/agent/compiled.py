@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from types import FunctionType, MethodType
 from typing import Any, cast
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value
 
+from slm_lab.agent.common import buffer_places
 from slm_lab.agent.group import Group
 from slm_lab.agent.net.optim import adam_state
 from slm_lab.types import Batch
@@ -31,13 +32,6 @@ def clip(grad: Tensor, largest: float | None) -> Tensor:
 def call(net: nn.Module, tensors: dict[str, Tensor], *inputs: Any) -> Any:
     """What the net puts out with these tensors in place of its own; buffers that it would set go to `tensors`."""
     return functional_call(net, tensors, inputs)
-
-
-def buffer_places(net: nn.Module) -> Iterator[tuple[str, dict[str, Any], str]]:
-    """(name, dict that holds it, key there) of each buffer, whose tensor may be exchanged for another one."""
-    for name, _ in net.named_buffers():
-        owner, _, key = name.rpartition(".")
-        yield name, net.get_submodule(owner)._buffers, key
 
 
 @torch.no_grad()
