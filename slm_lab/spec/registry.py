@@ -63,7 +63,6 @@ ELSEWHERE = {  # what others call it -> its name here
         "A3C": "ActorCritic",
         "DDQN": "DoubleDQN",
         "PETS": "MPC",
-        "REINFORCE": "Reinforce",
     },
     "memory": {"PER": "PrioritizedReplay", "HER": "HindsightReplay", "ReplayBuffer": "Replay"},
     "net": {

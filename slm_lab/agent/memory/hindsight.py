@@ -114,10 +114,9 @@ class HindsightReplay(OptionallyPrioritized):
         self._goals = goals_of(self.settings, layout, self.compute_reward, self.compute_terminated)
         self._episodes = Episodes(self.ring)
 
-    def drop_episode(self, env: int) -> int:
-        dropped = super().drop_episode(env)
-        self._episodes.taken_back(self.ring.ids()[:0])
-        return dropped
+    def _taken_back(self, ids: np.ndarray) -> None:
+        super()._taken_back(ids)
+        self._episodes.taken_back(ids)
 
     @classmethod
     def check_layout(

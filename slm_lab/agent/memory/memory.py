@@ -194,12 +194,15 @@ class Memory:
         """Forget the rows of the episode that goes on in this env, as if it had not been played; how many there were.
         Rows that come next may have their ids."""
         taken = self.ring.take_back(env)
-        if not taken.size:
-            return 0
-        self.sampler.taken_back(taken)
+        if taken.size:
+            self._taken_back(taken)
+        return taken.size
+
+    def _taken_back(self, ids: np.ndarray) -> None:
+        """The ring took back these rows, one env's newest: tell whoever keeps account of rows."""
+        self.sampler.taken_back(ids)
         if self.saved is not None:  # the ring tells the store of a session's checkpoints, this is that of `save`
             self.saved.store.taken_back(self.ring.head)
-        return taken.size
 
     def add_rows(self, rows: Mapping[str, Any], env: int = 0, source: Any = None, ordered: bool = True) -> None:
         """Write T rows of one env in time order: {"obs": (T, ...), "action": (T, ...), ...}, the names of `add`.

@@ -107,11 +107,10 @@ class ModelBasedReplay(Memory):
         super()._write(*args, **keywords)
         self._split.decide()
 
-    def drop_episode(self, env: int) -> int:
-        dropped = super().drop_episode(env)
+    def _taken_back(self, ids: np.ndarray) -> None:
+        super()._taken_back(ids)
         self._split.taken_back()
         self._fitted_at = -1
-        return dropped
 
     def reset(self) -> None:
         super().reset()

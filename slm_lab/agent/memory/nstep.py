@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal, Self
 
+import numpy as np
 from pydantic import Field, model_validator
 
 from slm_lab.agent.memory.episodes import Episodes
@@ -60,13 +61,12 @@ class NStepReplay(Replay):
         self._stop_readers()
         super().reset()
 
-    def drop_episode(self, env: int) -> int:
-        dropped = super().drop_episode(env)
+    def _taken_back(self, ids: np.ndarray) -> None:
+        super()._taken_back(ids)
         if not self.size:
             self._stop_readers()
         elif self.readers is not None:
             self.readers.written()
-        return dropped
 
     def resize(self, max_size: int) -> None:
         self._stop_readers()
