@@ -72,7 +72,7 @@ def main() -> None:
             and score(chosen.data_dir, case, library, seed) is None
         ]
         with ThreadPoolExecutor(chosen.jobs) as jobs:
-            list(jobs.map(lambda work: run(*work, chosen.data_dir), missing))
+            list(jobs.map(lambda work: run(work[0], work[1], work[2], chosen.data_dir), missing))
     print_table(chosen.data_dir, chosen.seeds)
 
 
@@ -124,7 +124,7 @@ def train_sb3(case: Case, seed: int) -> dict[str, float]:
                 "clip_range": 0.1,
             }
             rate = lambda left: 0.00025 * left  # noqa: E731
-            model = PPO("CnnPolicy", env, learning_rate=rate, seed=seed, **settings, **loss)
+            model = PPO("CnnPolicy", env, learning_rate=rate, seed=seed, **settings)
         else:
             settings = {"buffer_size": 100_000, "learning_starts": 10_000, "batch_size": 32, "learning_rate": 1e-4}
             # train_freq counts vector steps of 4 envs: one update every 4 frames, targets every 1,000 frames
