@@ -47,14 +47,24 @@ class Transitions:
         )
         self._parts = [_Part(group, field, places[index]) for index, (group, field, _) in enumerate(parts)]
 
-    def read(self, ids: np.ndarray, n_step: int = 1, weight: np.ndarray | None = None) -> Batch:
+    def read(
+        self,
+        ids: np.ndarray,
+        n_step: int = 1,
+        weight: np.ndarray | None = None,
+        drawn: np.ndarray | None = None,
+    ) -> Batch:
         """The rows with these ids as a batch; `weight` (B,) float32 goes along, ones if there is none.
 
-        ids may have any shape, which then leads all tensors. From a row whose id is given as ~id nothing is to be
-        learned: reward, discount and steps are 0.
+        ids may have any shape, which then leads all tensors; `drawn` (B,) are the ids that the batch tells in their
+        place. From a row whose id is given as ~id nothing is to be learned: reward, discount and steps are 0.
         """
         ring = self.ring
         shape, ids = ids.shape, ids.ravel()
+        drawn = ids if drawn is None else drawn
+        if weight is None:
+            weight = np.empty(drawn.size, np.float32)
+            weight.fill(1.0)
         count = ids.size
         block = np.empty(count * self.row_bytes, np.uint8)
         reward = np.empty(count, np.float32)
@@ -81,8 +91,8 @@ class Transitions:
             groups["next_obs"],
             torch.from_numpy(discount.reshape(shape)),
             steps=torch.from_numpy(steps.reshape(shape)),
-            weight=torch.ones(count) if weight is None else torch.from_numpy(weight),
-            ids=torch.from_numpy(ids),
+            weight=torch.from_numpy(weight),
+            ids=torch.from_numpy(drawn),
             extras=groups["extras"],
         )
 

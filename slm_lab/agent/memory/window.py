@@ -51,8 +51,7 @@ class Windows:
             ring.links, ring.link_word, ring.head, ring.tail, ring.ring_slots,
             ids, self.burn_in, self.stride, self.pad, rows, mask, burnt,
         )  # fmt: skip
-        batch = self.view.read(rows, n_step, np.ones(count, np.float32) if weight is None else weight)
-        batch.ids = torch.from_numpy(ids)
+        batch = self.view.read(rows, n_step, weight, ids)
         batch.mask = torch.from_numpy(mask)
         batch.extras["burn_in"] = torch.from_numpy(burnt)
         if self.hidden:
