@@ -95,7 +95,9 @@ class Store:
         newest = ring.raw[ring.rows_of(ids)]
         links = newest.view(np.int32)[:, ring.link_word]
         links[ring.head <= ring.tail] &= FLAGS
-        finals = ring.finals[(links[links >> FLAG_BITS > 0] >> FLAG_BITS) - 1]
+        own = links >> FLAG_BITS > 0
+        finals = ring.finals[(links[own] >> FLAG_BITS) - 1]
+        links[own] = (np.arange(1, len(finals) + 1) << FLAG_BITS) | (links[own] & FLAGS)  # where they are in `finals`
         return {
             "segments": table_of(self._coming),
             "newest": newest,
