@@ -34,6 +34,10 @@ ROOT = Path(__file__).parent.parent
 NET = {"type": "MLPNet", "hid_layers": [16], "hid_layers_activation": "tanh"}
 META = {"log_frequency": 50, "rigorous_eval": 1, "compile": False}
 OF_TIME = ("wall_time", "fps")  # columns that no two runs share
+OF_TIME_IN_STATE = (
+    *(".clock.wall_time", ".clock.paused", ".logbook.row_time"),
+    *(".logbook.train.bytes", ".logbook.eval.bytes"),  # times are written with as many digits as they have
+)
 
 
 def _dqn(name: str, memory: dict, env: dict, **keys: Any) -> dict:
@@ -210,9 +214,7 @@ def without_times(table: Path) -> bytes:
 
 def _flat(node: Any, place: str = "") -> dict[str, Any]:
     """Every leaf of a state tree by its place, arrays as bytes; without times, and the files that rows are in."""
-    if place in (".clock.wall_time", ".clock.paused", ".logbook.row_time", ".logbook.train.bytes", ".logbook.eval.bytes"):
-        return {}
-    if place.endswith(".ring.segments"):
+    if place in OF_TIME_IN_STATE or place.endswith(".ring.segments"):
         return {}
     if isinstance(node, dict):
         return {key: leaf for name, part in node.items() for key, leaf in _flat(part, f"{place}.{name}").items()}

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 from click.shell_completion import CompletionItem, get_completion_class
@@ -34,6 +34,17 @@ modes:
   enjoy@latest               play its agent greedily; or enjoy@data/RUN, enjoy@data/RUN/t0/s0
 """
 WRONG_INPUT, RUN_FAILED, INTERRUPTED = 2, 1, 130
+
+
+class Options(NamedTuple):
+    """What the options say of a run, besides the changes to its spec."""
+
+    data_dir: Path
+    render: bool
+    episodes: int | None
+    video: Path | None
+    force: bool
+    verbosity: int
 
 
 class Lab(click.Group):
@@ -127,6 +138,7 @@ def cli(ctx: click.Context) -> None:
 @click.option(
     "--video", type=click.Path(file_okay=False, path_type=Path), help="enjoy: film the episodes into this folder"
 )
+@click.option("--force", is_flag=True, help="train@RUN: go on though -s changes what a run keeps")
 @click.option("-q", "--quiet", count=True, help="print the run's folder and warnings only; enjoy: the mean return only")
 @click.option("-v", "--verbose", count=True, help="print what each checkpoint does; errors with their traceback")
 def run(
@@ -140,6 +152,7 @@ def run(
     render: bool,
     episodes: int | None,
     video: Path | None,
+    force: bool,
     quiet: int,
     verbose: int,
 ) -> int:
@@ -147,30 +160,24 @@ def run(
     changes = list(overrides)
     changes += [f"meta.seed={seed}"] if seed is not None else []
     changes += [f"meta.device={device}"] if device is not None else []
-    settings: dict[str, Any] = {
-        "data_dir": data_dir,
-        "render": render,
-        "episodes": episodes,
-        "video": video,
-        "verbosity": verbose - quiet,
-    }
+    options = Options(data_dir, render, episodes, video, force, verbose - quiet)
     if spec_file is None:
         raise click.UsageError("name a spec file; without any word, the specs that ship are listed")
     if spec_name is None:
-        return _run_all(read_jobs(spec_file), changes, settings)
+        return _run_all(read_jobs(spec_file), changes, options)
     if mode is None:
         pick(read_file(find_file(spec_file)), spec_name, spec_file)
         raise click.UsageError(f"'{spec_name}' in which mode? one of {', '.join(MODES)}")
-    _run_job(parse_job(spec_file, spec_name, mode), changes, **settings)
+    _run_job(parse_job(spec_file, spec_name, mode), changes, options)
     return 0
 
 
-def _run_all(jobs: list[Job], changes: list[str], settings: dict[str, Any]) -> int:
+def _run_all(jobs: list[Job], changes: list[str], options: Options) -> int:
     """All jobs in their order; every spec is checked before the first starts, and a failed run stops no other."""
     found: list[str] = []
     for job in jobs:
         try:
-            _refuse_idle_options(job, changes, settings["render"], settings["episodes"], settings["video"])
+            _refuse_idle_options(job, changes, options)
             if job.target is None:
                 _check_spec(job.file, job.spec_name, job.tree(), changes)
         except SpecError as problem:
@@ -181,39 +188,31 @@ def _run_all(jobs: list[Job], changes: list[str], settings: dict[str, Any]) -> i
     for job in jobs:
         click.echo(f"{job.file} {job.spec_name} {job.mode}{'@' + job.target if job.target else ''}")
         try:
-            _run_job(job, changes, **settings)
+            _run_job(job, changes, options)
         except LabError as problem:
             _print_error(str(problem))
             code = RUN_FAILED
     return code
 
 
-def _run_job(
-    job: Job,
-    changes: list[str],
-    *,
-    data_dir: Path,
-    render: bool,
-    episodes: int | None,
-    video: Path | None,
-    verbosity: int,
-) -> None:
-    _refuse_idle_options(job, changes, render, episodes, video)
+def _run_job(job: Job, changes: list[str], options: Options) -> None:
+    _refuse_idle_options(job, changes, options)
+    quietly = {"verbosity": options.verbosity}
     if job.target is None:
         spec = _read_spec(job.file, job.spec_name, job.tree(), changes)
         from slm_lab.experiment import lab
 
-        options = {"data_dir": data_dir, "mode": job.mode, "file": job.file, "overrides": changes}
+        place: dict[str, Any] = {"data_dir": options.data_dir, "mode": job.mode, "file": job.file}
         with _placed(job.file, job.spec_name):
-            lab.train(spec, **options, render=render, verbosity=verbosity)
+            lab.train(spec, **place, overrides=changes, render=options.render, **quietly)
         return
-    target = _find_run(job, job.target, data_dir)
+    target = _find_run(job, job.target, options.data_dir)
     from slm_lab.experiment import lab
 
     if job.mode == "enjoy":
-        lab.enjoy(target, episodes=episodes or 10, render=render, verbosity=verbosity, video=video)
+        lab.enjoy(target, episodes=options.episodes or 10, render=options.render, video=options.video, **quietly)
     else:
-        lab.resume(target, overrides=changes, verbosity=verbosity)
+        lab.resume(target, overrides=changes, force=options.force, **quietly)
 
 
 def _find_run(job: Job, target: str, data_dir: Path) -> Path:
@@ -230,18 +229,21 @@ def _find_run(job: Job, target: str, data_dir: Path) -> Path:
     return Path(target)
 
 
-def _refuse_idle_options(job: Job, changes: list[str], render: bool, episodes: int | None, video: Path | None) -> None:
+def _refuse_idle_options(job: Job, changes: list[str], options: Options) -> None:
     """An option that would change nothing is a mistake, not a wish to pass over."""
+    goes_on = job.mode == "train" and job.target is not None
     if job.mode == "enjoy" and changes:
         raise SpecError(f"enjoy plays the spec saved in the run; it cannot be changed ({', '.join(changes)})")
-    if job.mode != "enjoy" and episodes:
+    if job.mode != "enjoy" and options.episodes:
         raise SpecError("--episodes goes with enjoy; evaluations play meta.rigorous_eval episodes")
-    if job.mode != "enjoy" and video:
+    if job.mode != "enjoy" and options.video:
         raise SpecError("--video goes with enjoy")
-    if render and video:
+    if options.render and options.video:
         raise SpecError("--render shows a window, --video films instead: take one of them")
-    if job.mode == "train" and job.target and render:
+    if goes_on and options.render:
         raise SpecError("--render goes with train, dev and enjoy@RUN; a run that goes on is not rendered")
+    if options.force and not goes_on:
+        raise SpecError("--force goes with train@RUN: it lets -s change what a run that has begun keeps")
 
 
 def _read_spec(file: str, name: str, tree: dict[str, Any], changes: list[str]) -> Spec:

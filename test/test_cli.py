@@ -81,7 +81,7 @@ def test_train_and_enjoy_go_on_with_a_run(calls):
     (run / "t0" / "s0").mkdir(parents=True)
     assert invoke("spec/a.json", "random", "train@latest", "--seed", "3")[0] == 0
     assert invoke("spec/a.json", "random", f"enjoy@{run}/t0/s0")[0] == 0
-    assert calls[0] == ("resume", (run,), {"overrides": ["meta.seed=3"], "verbosity": 0})
+    assert calls[0] == ("resume", (run,), {"overrides": ["meta.seed=3"], "force": False, "verbosity": 0})
     assert calls[1] == ("enjoy", (run / "t0" / "s0",), {"episodes": 10, "render": False, "verbosity": 0, "video": None})
 
 
@@ -131,6 +131,8 @@ def test_completion_offers_the_runs_of_that_spec_alone(calls):
         (["spec/a.json", "random", "enjoy@latest", "--seed", "1"], 2, "error: enjoy plays the spec saved in the run"),
         (["spec/a.json", "random", "train", "--episodes", "3"], 2, "error: --episodes goes with enjoy"),
         (["spec/a.json", "random", "train", "--video", "films"], 2, "error: --video goes with enjoy"),
+        (["spec/a.json", "random", "train", "--force"], 2, "error: --force goes with train@RUN"),
+        (["spec/a.json", "random", "enjoy@latest", "--force"], 2, "error: --force goes with train@RUN"),
         (["baseline", "CartPol-v1"], 2, "error: env.name: gymnasium has no env 'CartPol-v1'; did you mean"),
         (["spec/a.json", "random", "enjoy@latest", "--episodes", "0"], 2, "error: Invalid value for '--episodes'"),
         (["spec/a.json", "random", "train@latest", "--render"], 2, "error: --render goes with train, dev and enjoy"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import secrets
 import shlex
@@ -17,18 +18,18 @@ from typing import Any
 from rich.console import Console
 
 from slm_lab import __version__
-from slm_lab.agent.agent import check_agent, check_parts, check_place, with_stacks
-from slm_lab.env import goal_functions, make_env, native, spaces_of
+from slm_lab.agent.agent import check_agent, check_parts, check_place, device_name, with_stacks
+from slm_lab.env import goal_functions, make_env, native, spaces_of, why_not_repeated
 from slm_lab.env.arrays import flatten_keys
 from slm_lab.env.make import display_available, today
 from slm_lab.env.wrappers import frame_stack
-from slm_lab.errors import Interrupted, Mistake, RunError, SpecError, StoppedAtOnce
+from slm_lab.errors import Interrupted, LabError, Mistake, RunError, SpecError, StoppedAtOnce
 from slm_lab.experiment import dev
 from slm_lab.experiment import enjoy as enjoying
 from slm_lab.experiment.display import Display, closing, number
 from slm_lab.experiment.folder import RunFolder, parse_target
 from slm_lab.experiment.trial import Trial
-from slm_lab.lib.files import write_json
+from slm_lab.lib.files import write_bytes, write_json
 from slm_lab.lib.lock import Lock, locked
 from slm_lab.spec import overrides as changes
 from slm_lab.spec.files import read_file
@@ -73,11 +74,24 @@ def check(spec: Spec) -> tuple[Spec, list[str]]:
             native.refuse(spec.env)
         spec = with_stacks(spec, frame_stack(spec.env))
         mistakes = check_agent(spec, *spaces_of(env, spec.env), goal_functions(env, spec.env))
+        if not mistakes:
+            notes += _why_not_exact(spec, env)
     finally:
         env.close()
     if mistakes:
         raise SpecError(mistakes, None, spec.name)
     return spec, notes
+
+
+def _why_not_exact(spec: Spec, env: Any) -> list[str]:
+    """What keeps a run of the spec from being repeated bit for bit, and what that means for one that goes on."""
+    notes = []
+    if reason := why_not_repeated(env, spec.env):
+        goes_on = "a run that goes on begins its next episode"
+        notes.append(f"{spec.env.name} does not repeat itself exactly ({reason}): {goes_on}")
+    if (device := device_name(spec.meta.device)) != "cpu":
+        notes.append(f"on {device} sums are not always made in the same order: a run cannot be repeated bit for bit")
+    return notes
 
 
 def _check_right_parts(tree: Any) -> list[Mistake]:
@@ -128,12 +142,14 @@ def resume(
     run: Path,
     *,
     overrides: list[str] | tuple[str, ...] = (),
+    force: bool = False,
     verbosity: int = 0,
 ) -> Path:
-    """Go on with a run from its last checkpoints, with the spec saved in it and the changes to it."""
+    """Go on with a run from its last checkpoints, with the spec saved in it and the changes to it; `force`: whatever
+    they are, as long as the checkpoints fit."""
     folder, _, _ = parse_target(str(run))
     spec = saved_spec(folder, overrides)
-    changed = _changes(saved_spec(folder), spec)
+    changed = _changes(saved_spec(folder), spec, force)
     spec, notes = check(spec)
     console = _console()
     file = str((spec.provenance or {}).get("spec_file", folder.spec_file))
@@ -148,23 +164,40 @@ def resume(
         lost = [str(session.root) for session in unfinished if session.has_lost_its_checkpoints()]
         if lost:
             raise RunError(f"{', '.join(lost)}: no checkpoint to go on from, though there are results; begin a new run")
-        if changed:
-            write_json(folder.spec_file, {spec.name: spec.to_tree()})
         if verbosity >= 0:
             console.print(f"{spec.name}: goes on in {folder.root}")
             _print_lines(console, notes)
-        return _run(spec, folder, console, lock, file=file, render=False, verbosity=verbosity)
+        before, saved = folder.spec_file.read_bytes(), _last_saved(folder)
+        if changed:
+            write_json(folder.spec_file, {spec.name: spec.to_tree()})
+        try:
+            return _run(spec, folder, console, lock, file=file, render=False, verbosity=verbosity)
+        except LabError:
+            if _last_saved(folder) == saved:  # the changes came to nothing: they must not bar the way back
+                write_bytes(folder.spec_file, before)
+            raise
 
 
-def _changes(before: Spec, after: Spec) -> list[str]:
-    """The places where the specs differ; raises SpecError if a run that has begun cannot go on with them."""
+def _last_saved(run: RunFolder) -> list[int]:
+    """When each session last saved its state, as its file tells."""
+    files = [file for session in run.trial(0).sessions() for file in (session.latest, session.previous)]
+    return [file.stat().st_mtime_ns for file in files if file.exists()]
+
+
+def _changes(before: Spec, after: Spec, force: bool) -> list[str]:
+    """The places where the specs differ; raises SpecError, unless forced, where another experiment would come of it."""
     old, new = (flatten_keys(spec.to_tree()) for spec in (before, after))
     changed = [path for path in dict.fromkeys((*old, *new)) if old.get(path) != new.get(path)]
     wrong = [path for path in changed if path not in MAY_CHANGE and not path.startswith("provenance.")]
-    if wrong:
-        reason = f"a run that has begun keeps it; what may change: {', '.join(MAY_CHANGE)}"
-        raise SpecError([Mistake(path, reason) for path in wrong], None, before.name)
+    if wrong and not force:
+        raise SpecError([Mistake(path, _told_change(old, new, path)) for path in wrong], None, before.name)
     return changed
+
+
+def _told_change(old: dict[str, Any], new: dict[str, Any], path: str) -> str:
+    was, now = (json.dumps(tree[path]) if path in tree else "not there" for tree in (old, new))
+    may = ", ".join(MAY_CHANGE)
+    return f"was {was}, is {now}: a run that has begun keeps it, unless --force; what may change: {may}"
 
 
 def enjoy(

@@ -86,9 +86,50 @@ def test_what_would_make_another_run_of_it_is_refused(small):
     before = contents(small)
     with pytest.raises(SpecError) as problem:
         lab.resume(small, overrides=["meta.seed=2", "agent.net.hid_layers=[4]", "env.max_frame=200"])
-    assert [mistake.path for mistake in problem.value.mistakes] == ["agent.net.hid_layers", "meta.seed"]
+    mistakes = {mistake.path: mistake.problem for mistake in problem.value.mistakes}
+    assert list(mistakes) == ["agent.net.hid_layers", "meta.seed"]
+    assert mistakes["agent.net.hid_layers"].startswith("was [8], is [4]: a run that has begun keeps it, unless --force")
     assert contents(small) == before
 
+
+def test_with_force_a_run_goes_on_with_other_settings_which_its_spec_then_says(small):
+    changes = ["agent.net.optim_spec.lr=0.5", "env.max_frame=120"]
+    lab.resume(small, overrides=changes, force=True)
+    assert lab.saved_spec(RunFolder(small)).agent.net.optim_spec.lr == 0.5
+    assert read_table(small / "t0" / "s0" / "train.csv")["lr"][-1] == 0.5
+
+
+def test_with_force_what_does_not_fit_the_checkpoint_is_told_and_nothing_is_lost(small):
+    before = contents(small / "t0" / "s0" / "checkpoint")
+    with pytest.raises(RunError, match="the saved memory has rows of 1 envs, this one is for 2"):
+        lab.resume(small, overrides=["env.num_envs=2", "env.max_frame=200"], force=True)
+    assert contents(small / "t0" / "s0" / "checkpoint") == before
+    lab.resume(small, overrides=["env.max_frame=200"])
+    assert lab.saved_spec(RunFolder(small)).env.num_envs == 1
+
+
+def test_what_cannot_be_repeated_is_told_as_the_run_begins(make_spec, tmp_path, capsys):
+    (tmp_path / "dice.py").write_text(DICE)
+    env = {"name": f"{tmp_path}/dice.py:Dice", "max_frame": 50}
+    lab.train(make_spec("Random", env=env, seed=1), data_dir=tmp_path / "data", file="a.json")
+    second_line = capsys.readouterr().out.splitlines()[1]
+    assert "does not repeat itself exactly (from the same seed and actions it came to something else" in second_line
+    assert second_line.endswith("a run that goes on begins its next episode")
+
+
+DICE = """
+import gymnasium
+import numpy as np
+
+class Dice(gymnasium.Env):
+    observation_space, action_space = gymnasium.spaces.Box(0, 1, (1,)), gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        return np.random.random(1).astype(np.float32), 0.0, np.random.random() < 0.1, False, {}
+"""
 
 @pytest.mark.parametrize("part", ["", "/t0", "/t0/s0"])
 def test_enjoy_plays_and_changes_nothing(small, capsys, part):
