@@ -15,7 +15,7 @@ import click
 from click.shell_completion import CompletionItem, get_completion_class
 
 from slm_lab import __version__
-from slm_lab.errors import LabError, SpecError
+from slm_lab.errors import InputError, LabError, SpecError
 from slm_lab.spec.files import SHIPPED, find_file, pick, read_file, spec_files, with_env_file
 from slm_lab.spec.job import GOES_ON, MODES, Job, parse_job, read_jobs
 
@@ -85,7 +85,7 @@ class Lab(click.Group):
                 traceback.print_exc()
             known = isinstance(problem, LabError)
             _print_error(str(problem) if known else f"{type(problem).__name__}: {problem} (a fault of the lab; see -v)")
-            code = WRONG_INPUT if isinstance(problem, SpecError) else RUN_FAILED
+            code = WRONG_INPUT if isinstance(problem, SpecError | InputError) else RUN_FAILED
         sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -16,6 +16,10 @@ class RunError(LabError):
     """A run cannot start or go on: its folder, its checkpoint, its env or its packages are not as needed."""
 
 
+class InputError(RunError):
+    """What a command was pointed at cannot be used, and nothing was changed: a run, its checkpoint, a data folder."""
+
+
 @dataclass(frozen=True)
 class Mistake:
     """One thing wrong in a spec."""

@@ -127,7 +127,7 @@ def test_completion_offers_the_runs_of_that_spec_alone(calls):
         (["spec/a.json", "random", "train", "more"], 2, "error: Got unexpected extra argument"),
         (["--seed", "1"], 2, "error: name a spec file"),
         (["spec/a.json", "random", "search"], 2, "error: mode 'search' is not available in this version"),
-        (["spec/a.json", "random", "train@latest"], 1, "error: no run of spec 'random' in data"),
+        (["spec/a.json", "random", "train@latest"], 2, "error: no run of spec 'random' in data"),
         (["spec/a.json", "random", "enjoy@latest", "--seed", "1"], 2, "error: enjoy plays the spec saved in the run"),
         (["spec/a.json", "random", "train", "--episodes", "3"], 2, "error: --episodes goes with enjoy"),
         (["spec/a.json", "random", "train", "--video", "films"], 2, "error: --video goes with enjoy"),

@@ -22,7 +22,7 @@ from slm_lab.env.sub_envs import SubEnvs
 from slm_lab.env.workers import Workers
 from slm_lab.env.wrappers import reward_scale
 from slm_lab.errors import RunError
-from slm_lab.lib.cores import usable_cores
+from slm_lab.lib.machine import usable_cores
 from slm_lab.lib.trees import leaves, mapped
 from slm_lab.spec.schema import EnvSpec
 from slm_lab.types import Arrays, Step

@@ -21,7 +21,7 @@ import numpy as np
 from slm_lab.env.make import EnvFault
 from slm_lab.env.sub_envs import SubEnvs
 from slm_lab.errors import LabError, RunError
-from slm_lab.lib.cores import usable_cores
+from slm_lab.lib.machine import usable_cores
 from slm_lab.spec.schema import EnvSpec
 from slm_lab.types import Arrays, Lost, Step
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+from slm_lab.errors import InputError, LabError
 from slm_lab.experiment.folder import SessionFolder
 from slm_lab.lib.tree_file import LastTwo, read, write
 
@@ -20,3 +23,16 @@ class Checkpoints(LastTwo):
 
     def load_best(self) -> Any:
         return read(self.folder.best)
+
+
+@contextmanager
+def taking_up(folder: SessionFolder) -> Iterator[None]:
+    """While parts take up what a checkpoint holds for them: InputError where it is not what they can go on from, which
+    checksums cannot tell if the file was written by somebody else, or for another spec."""
+    try:
+        yield
+    except LabError as problem:
+        raise InputError(f"{folder.checkpoint_folder}: {problem}") from problem
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, RuntimeError) as problem:
+        reason = f"{type(problem).__name__}: {problem}".splitlines()[0]
+        raise InputError(f"{folder.checkpoint_folder}: no state that this spec can go on from ({reason})") from problem

@@ -5,7 +5,7 @@ from __future__ import annotations
 from slm_lab.agent.agent import make_algorithm
 from slm_lab.agent.common import Common
 from slm_lab.env import make_env, spaces_of
-from slm_lab.experiment.checkpoint import Checkpoints
+from slm_lab.experiment.checkpoint import Checkpoints, taking_up
 from slm_lab.experiment.folder import SessionFolder
 from slm_lab.experiment.session import session_seed
 from slm_lab.spec.schema import Spec
@@ -32,7 +32,13 @@ def make_common(spec: Spec, sessions: list[SessionFolder]) -> tuple[dict[str, Co
         env.close()
     begun = [folder for folder in sessions if folder.latest.exists() or folder.previous.exists()]
     trees = {folder.index: Checkpoints(folder).load()[0] for folder in begun}
-    source = max(begun, key=lambda folder: trees[folder.index]["clock"]["wall_time"], default=None)
+    source = max(begun, key=lambda folder: _trained_for(folder, trees[folder.index]), default=None)
     if source is not None:
-        algorithm.load_state_dict(trees[source.index]["agent"]["algorithm"])
+        with taking_up(source):
+            algorithm.load_state_dict(trees[source.index]["agent"]["algorithm"])
     return algorithm.share(synced=spec.meta.distributed == "synced"), source
+
+
+def _trained_for(folder: SessionFolder, tree: dict) -> float:
+    with taking_up(folder):
+        return float(tree["clock"]["wall_time"])

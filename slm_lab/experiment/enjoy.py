@@ -11,8 +11,8 @@ import numpy as np
 
 from slm_lab.agent.agent import Agent
 from slm_lab.env import Statistics, VectorEnv
-from slm_lab.errors import RunError, SpecError
-from slm_lab.experiment.checkpoint import Checkpoints
+from slm_lab.errors import InputError, SpecError
+from slm_lab.experiment.checkpoint import Checkpoints, taking_up
 from slm_lab.experiment.evaluate import cut_note, step_limit
 from slm_lab.experiment.folder import RunFolder, SessionFolder
 from slm_lab.experiment.session import read_metrics
@@ -27,7 +27,7 @@ def best_session(run: RunFolder, trial: int | None, session: int | None) -> Sess
     playable = [folder for folder in folders if folder.best.exists() or folder.latest.exists()]
     if not playable:
         place = folders[0].root if session is not None else run.root
-        raise RunError(f"{place}: there is no checkpoint yet; train it first")
+        raise InputError(f"{place}: there is no checkpoint yet; train it first")
     return max(playable, key=_score)
 
 
@@ -115,14 +115,13 @@ def load_policy(agent: Agent, folder: SessionFolder, statistics: Statistics | No
     `statistics` become those by which it knew observations.
     """
     checkpoints = Checkpoints(folder)
-    if folder.best.exists():
-        tree = checkpoints.load_best()
-        agent.algorithm.load_policy_state(tree["policy"])
+    best = folder.best.exists()
+    tree = checkpoints.load_best() if best else checkpoints.load()[0]
+    with taking_up(folder):
+        if best:
+            agent.algorithm.load_policy_state(tree["policy"])
+        else:
+            agent.algorithm.load_state_dict(tree["agent"]["algorithm"])
         if statistics is not None:
-            statistics.load_state_dict(tree["statistics"])
-        return tree["frame"]
-    tree, _ = checkpoints.load()
-    agent.algorithm.load_state_dict(tree["agent"]["algorithm"])
-    if statistics is not None:
-        statistics.load_state_dict(tree["env"]["statistics"])
-    return tree["clock"]["frame"]
+            statistics.load_state_dict(tree["statistics"] if best else tree["env"]["statistics"])
+        return int(tree["frame"] if best else tree["clock"]["frame"])

@@ -23,7 +23,7 @@ from datetime import datetime
 from itertools import count
 from pathlib import Path
 
-from slm_lab.errors import RunError
+from slm_lab.errors import InputError
 from slm_lab.lib.files import can_name_a_folder
 
 _RUN_NAME = re.compile(r"(?P<spec>.+)_(?P<time>\d{4}_\d\d_\d\d_\d{6})(?:_(?P<suffix>\d+))?")
@@ -90,7 +90,7 @@ class SessionFolder:
         try:
             self.checkpoint_folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise RunError(f"{self.root}: cannot be made: {error.strerror}") from error
+            raise InputError(f"{self.root}: cannot be made: {error.strerror}") from error
         return self
 
 
@@ -123,7 +123,7 @@ class RunFolder:
     def create(cls, data_dir: str | Path, spec_name: str) -> RunFolder:
         """A new folder, named after the spec and the time; never one that exists."""
         if not can_name_a_folder(spec_name):
-            raise RunError(f"spec name {spec_name!r} cannot name a folder; use letters, digits, '_' and '-'")
+            raise InputError(f"spec name {spec_name!r} cannot name a folder; use letters, digits, '_' and '-'")
         data_dir = Path(data_dir)
         name = f"{spec_name}_{datetime.now():%Y_%m_%d_%H%M%S}"
         try:
@@ -136,7 +136,7 @@ class RunFolder:
                 except FileExistsError:
                     continue  # another run of this spec started in the same second
         except OSError as error:
-            raise RunError(
+            raise InputError(
                 f"data folder {data_dir}: cannot write there ({error.strerror}); choose another with --data-dir"
             ) from error
         raise AssertionError("unreachable")
@@ -148,12 +148,12 @@ class RunFolder:
         if run.spec_file.is_file():
             return run
         if run.root.is_dir():
-            raise RunError(f"{run.root}: not a run folder: it has no {run.spec_file.name}")
+            raise InputError(f"{run.root}: not a run folder: it has no {run.spec_file.name}")
         parent = run.root.absolute().parent
         near = difflib.get_close_matches(run.name, [other.name for other in _runs(parent)], n=1)
         hint = f"; did you mean {run.root.with_name(near[0])}?" if near else ""
         found = "not a folder" if run.root.exists() else "no such run folder"
-        raise RunError(f"{run.root}: {found}{hint}")
+        raise InputError(f"{run.root}: {found}{hint}")
 
     @property
     def name(self) -> str:
@@ -182,7 +182,7 @@ def find_latest(data_dir: str | Path, spec_name: str) -> Path:
         return max(runs)[2]
     names = sorted({match["spec"] for _, match in _parsed(Path(data_dir))})
     have = f"there are runs of: {', '.join(names)}" if names else "there are no runs at all"
-    raise RunError(f"no run of spec '{spec_name}' in {data_dir}; {have}")
+    raise InputError(f"no run of spec '{spec_name}' in {data_dir}; {have}")
 
 
 def find_runs(data_dir: str | Path, spec_name: str | None = None) -> list[Path]:
@@ -196,7 +196,7 @@ def parse_target(text: str) -> tuple[RunFolder, int | None, int | None]:
     assert match is not None  # the pattern takes any text
     root = match["run"] or ("/" if text.startswith("/") else ".")
     if not text.strip():
-        raise RunError("no run named; give a run's folder, for example data/RUN or data/RUN/t0/s0")
+        raise InputError("no run named; give a run's folder, for example data/RUN or data/RUN/t0/s0")
     run = RunFolder.open(Path(root).expanduser())
     if match["trial"] is None:
         return run, None, None
@@ -212,7 +212,7 @@ def parse_target(text: str) -> tuple[RunFolder, int | None, int | None]:
 def _require(part: TrialFolder | SessionFolder, existing: list) -> None:
     if part not in existing:
         have = ", ".join(other.root.name for other in existing) or "nothing"
-        raise RunError(f"{part.root}: no such folder; {part.root.parent} has {have}")
+        raise InputError(f"{part.root}: no such folder; {part.root.parent} has {have}")
 
 
 def _runs(data_dir: Path) -> list[RunFolder]:
@@ -221,7 +221,7 @@ def _runs(data_dir: Path) -> list[RunFolder]:
     try:
         return [run for run in map(RunFolder, sorted(data_dir.iterdir())) if run.spec_file.is_file()]
     except OSError as error:
-        raise RunError(f"{data_dir}: cannot be read: {error.strerror}") from error
+        raise InputError(f"{data_dir}: cannot be read: {error.strerror}") from error
 
 
 def _parsed(data_dir: Path, spec_name: str | None = None) -> list[tuple[RunFolder, re.Match]]:

@@ -23,7 +23,7 @@ from slm_lab.env import goal_functions, make_env, native, spaces_of, why_not_rep
 from slm_lab.env.arrays import flatten_keys
 from slm_lab.env.make import display_available, today
 from slm_lab.env.wrappers import frame_stack
-from slm_lab.errors import Interrupted, LabError, Mistake, RunError, SpecError, StoppedAtOnce
+from slm_lab.errors import InputError, Interrupted, LabError, Mistake, RunError, SpecError, StoppedAtOnce
 from slm_lab.experiment import dev
 from slm_lab.experiment import enjoy as enjoying
 from slm_lab.experiment.display import Display, closing, number
@@ -163,7 +163,8 @@ def resume(
     with _locked(folder) as lock:
         lost = [str(session.root) for session in unfinished if session.has_lost_its_checkpoints()]
         if lost:
-            raise RunError(f"{', '.join(lost)}: no checkpoint to go on from, though there are results; begin a new run")
+            problem = "no checkpoint to go on from, though there are results; begin a new run"
+            raise InputError(f"{', '.join(lost)}: {problem}")
         if verbosity >= 0:
             console.print(f"{spec.name}: goes on in {folder.root}")
             _print_lines(console, notes)
@@ -211,7 +212,7 @@ def enjoy(
     run, trial, session = parse_target(str(target))
     spec = saved_spec(run)
     if render and not display_available():
-        raise RunError("there is no display to render to; without --render the first episode is filmed")
+        raise InputError("there is no display to render to; without --render the first episode is filmed")
     folder = enjoying.best_session(run, trial, session)
     console = _console()
     if verbosity >= 0:
@@ -238,7 +239,7 @@ def saved_spec(run: RunFolder, overrides: list[str] | tuple[str, ...] = ()) -> S
     """The spec that a run was started with, its seed included, with the changes applied."""
     specs = read_file(run.spec_file)
     if len(specs) != 1:
-        raise RunError(f"{run.spec_file}: {len(specs)} specs in it; a run's file has one")
+        raise InputError(f"{run.spec_file}: {len(specs)} specs in it; a run's file has one")
     ((name, tree),) = specs.items()
     try:
         return read(changes.apply(tree, list(overrides)), name)

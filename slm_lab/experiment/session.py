@@ -17,7 +17,7 @@ from slm_lab.analysis.plots import session_curve
 from slm_lab.analysis.tables import read_table
 from slm_lab.env import EnvFault, VectorEnv
 from slm_lab.errors import Interrupted, RunError
-from slm_lab.experiment.checkpoint import Checkpoints
+from slm_lab.experiment.checkpoint import Checkpoints, taking_up
 from slm_lab.experiment.clock import Clock
 from slm_lab.experiment.display import Progress
 from slm_lab.experiment.evaluate import Evaluator
@@ -136,7 +136,8 @@ class Session:
             self.logbook.note(f"begins with seed {self.spec.meta.seed}")
             return self.env.reset()
         tree, trouble = self.checkpoints.load()
-        self.load_state_dict(tree)
+        with taking_up(self.folder):
+            self.load_state_dict(tree)
         if trouble:
             self._warn(trouble)
         self._log(f"goes on from frame {self.clock.frame}")

@@ -8,7 +8,7 @@ import signal
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from slm_lab.agent.agent import Agent
@@ -17,16 +17,16 @@ from slm_lab.analysis.metrics import trial_metrics
 from slm_lab.analysis.plots import trial_curve
 from slm_lab.analysis.tables import read_table
 from slm_lab.env import VectorEnv
-from slm_lab.errors import Interrupted, LabError, RunError
+from slm_lab.errors import InputError, Interrupted, LabError, RunError
 from slm_lab.experiment.display import Display, Progress
 from slm_lab.experiment.distributed import make_common, spec_of_session
 from slm_lab.experiment.folder import SessionFolder, TrialFolder
 from slm_lab.experiment.interrupt import SIGNALS, StopRequest, signals_held_back, stop_on_signal
 from slm_lab.experiment.logbook import note
 from slm_lab.experiment.session import Session, is_finished, read_metrics
-from slm_lab.lib.cores import usable_cores
 from slm_lab.lib.files import write_json
 from slm_lab.lib.lock import Lock
+from slm_lab.lib.machine import usable_cores
 from slm_lab.spec.schema import Spec, read_spec
 
 LIVE_SECONDS = 0.2
@@ -40,13 +40,15 @@ class Failure:
     folder: SessionFolder
     error: str
     cause: Exception | None = None  # where it happened in this process
+    of_input: bool = False  # it never began: what it was to go on from cannot be used
 
     @classmethod
     def of(cls, folder: SessionFolder, error: Exception) -> Failure:
         """For an error that was just caught: its traceback goes into the session's log."""
         note(folder, traceback.format_exc())
         known = isinstance(error, LabError)
-        return cls(folder, str(error) if known else f"{type(error).__name__}: {error} (a fault of the lab)", error)
+        told = str(error) if known else f"{type(error).__name__}: {error} (a fault of the lab)"
+        return cls(folder, told, error, isinstance(error, InputError))
 
     def __str__(self) -> str:
         return f"session {self.folder.index}: {self.error}; the traceback is in {self.folder.log_file}"
@@ -95,7 +97,8 @@ class Trial:
             told = list(map(str, failures))
             if self.common and len(unfinished) > 1:
                 told.append("sessions that were training with it were stopped, with their states saved")
-            raise RunError("\n".join(told)) from failures[0].cause
+            kind = InputError if all(failure.of_input for failure in failures) else RunError
+            raise kind("\n".join(told)) from failures[0].cause
         return metrics
 
     def unfinished(self) -> list[SessionFolder]:
@@ -260,4 +263,4 @@ def _run_session(
         return
     except Exception as error:
         failure = Failure.of(folder, error)
-        words.put(Failure(folder, failure.error))  # without its cause, which may not survive the way
+        words.put(replace(failure, cause=None))  # which may not survive the way

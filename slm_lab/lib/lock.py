@@ -13,7 +13,7 @@ from multiprocessing import reduction
 from pathlib import Path
 from typing import Any
 
-from slm_lab.errors import RunError
+from slm_lab.errors import InputError
 
 try:
     import fcntl
@@ -38,7 +38,7 @@ def _received(handle: Any) -> Lock:
 
 @contextmanager
 def locked(path: Path, what: str) -> Iterator[Lock]:
-    """The lock on `path`, a file that is there as long as it is held; RunError that names the holder if it is taken."""
+    """The lock on `path`, a file that is there as long as it is held; where it is taken, InputError names the holder."""
     if fcntl is None:
         yield Lock(None)
         return
@@ -56,13 +56,13 @@ def _take(path: Path, what: str) -> int:
         try:
             handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
-            raise RunError(f"{path}: cannot be written: {error.strerror}") from error
+            raise InputError(f"{path}: cannot be written: {error.strerror}") from error
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             holder = os.read(handle, 1000).decode(errors="replace").strip() or "another process"
             os.close(handle)
-            raise RunError(f"{what} by {holder}; wait for it, or stop it first") from None
+            raise InputError(f"{what} by {holder}; wait for it, or stop it first") from None
         except OSError:
             return handle  # a file system without locks
         if _is_still(path, handle):

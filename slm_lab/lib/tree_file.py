@@ -19,10 +19,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save, save_file
 
-from slm_lab.errors import RunError
+from slm_lab.errors import InputError, RunError
 from slm_lab.lib.files import sync_folder
 
 FORMAT = 1
+UNREADABLE = (SafetensorError, OSError, ValueError, TypeError, KeyError, AttributeError, RuntimeError, RecursionError)
 _NUMPY_KINDS = "biuf"  # bool, signed, unsigned, float
 _MARK = "$array"  # {"$array": [name, torch dtype or null]} stands for an array
 _PLAIN = "$dict"  # {"$dict": {...}} stands for a dict that happens to have one of these two keys
@@ -39,15 +40,15 @@ def read(path: Path) -> Any:
         with safe_open(path, framework="np") as file:
             metadata = file.metadata() or {}
             if metadata.get("format", "").isdecimal() and int(metadata["format"]) > FORMAT:
-                raise RunError(f"{path}: checkpoint format {metadata['format']} is newer than this lab's ({FORMAT})")
+                raise InputError(f"{path}: checkpoint format {metadata['format']} is newer than this lab's ({FORMAT})")
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
         if metadata.pop("checksum", "") != _checksum(metadata, arrays):
-            raise RunError(f"{path}: damaged: its contents do not match its checksum")
+            raise InputError(f"{path}: damaged: its contents do not match its checksum")
         return _unpack(json.loads(metadata["tree"]), arrays)
     except FileNotFoundError as error:
-        raise RunError(f"{path}: no such checkpoint") from error
-    except (SafetensorError, OSError, ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
-        raise RunError(f"{path}: damaged or not a checkpoint ({error})") from error
+        raise InputError(f"{path}: no such checkpoint") from error
+    except UNREADABLE as error:
+        raise InputError(f"{path}: damaged or not a checkpoint ({error})") from error
 
 
 class LastTwo:
@@ -81,7 +82,7 @@ class LastTwo:
         try:
             return read(self.previous), f"{trouble}; going on from the one before it"
         except RunError as error:
-            raise RunError(f"no checkpoint to go on from:\n  {trouble}\n  {error}") from error
+            raise InputError(f"no checkpoint to go on from:\n  {trouble}\n  {error}") from error
 
 
 class TurnAndTurn:

@@ -31,6 +31,10 @@ class AgentSpec(Settings):
     )
 
 
+# Beyond these a spec is taken for a mistake: what it asks for would be made before anything could be seen of it
+MOST_ENVS, MOST_SESSIONS, MOST_EPISODES = 2**16, 2**12, 10**6
+
+
 class EnvSpec(Settings):
     """Where it learns: a gymnasium env, how many copies of it, for how long, and what is done to what it says."""
 
@@ -38,7 +42,7 @@ class EnvSpec(Settings):
         description="id of a gymnasium env, such as CartPole-v1; 'module:Id-v0': of one that a module registers; "
         "'my_env.py:MyEnv': a class in a file, beside the spec file or from where the lab is started"
     )
-    num_envs: int = Field(1, ge=1, description="copies of the env that are stepped together")
+    num_envs: int = Field(1, ge=1, le=MOST_ENVS, description="copies of the env that are stepped together")
     vectorization: Literal["auto", "sync", "async", "native"] = Field(
         "auto",
         description="how the copies are stepped: one after the other, in worker processes, or by the env's own vector "
@@ -112,13 +116,16 @@ class MetaSpec(Settings):
     """How the lab runs it: seeds, sessions, how often to log and evaluate, where to compute."""
 
     seed: int | None = Field(None, ge=0, description="seeds everything; null: one is drawn, printed and saved")
-    max_session: int = Field(1, ge=1, description="sessions of a trial: the same spec with different seeds")
+    max_session: int = Field(
+        1, ge=1, le=MOST_SESSIONS, description="sessions of a trial: the same spec with different seeds"
+    )
     max_trial: int = Field(1, ge=1, description="trials of a search; 1 where nothing is searched")
     log_frequency: int | None = Field(None, ge=1, description="frames between rows of the train table; null: automatic")
     eval_frequency: int = Field(10000, ge=1, description="frames between evaluations, which are also the checkpoints")
     rigorous_eval: int = Field(
         8,
         ge=0,
+        le=MOST_EPISODES,
         description="greedy episodes of an evaluation, on envs of its own; 0: no such envs, "
         "the moving average of the training returns counts",
     )

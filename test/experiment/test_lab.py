@@ -131,6 +131,7 @@ class Dice(gymnasium.Env):
         return np.random.random(1).astype(np.float32), 0.0, np.random.random() < 0.1, False, {}
 """
 
+
 @pytest.mark.parametrize("part", ["", "/t0", "/t0/s0"])
 def test_enjoy_plays_and_changes_nothing(small, capsys, part):
     before = contents(small)

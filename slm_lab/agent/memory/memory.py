@@ -26,6 +26,7 @@ from slm_lab.agent.memory.view import Transitions, take
 from slm_lab.agent.memory.window import Windows
 from slm_lab.errors import EmptyMemory, InvalidMemorySpec, InvalidRow, Mistake, RunError
 from slm_lab.lib import seeds
+from slm_lab.lib.machine import installed_memory
 from slm_lab.lib.trees import mapped
 from slm_lab.spec.settings import Settings
 from slm_lab.types import Arrays, Batch, Step
@@ -91,7 +92,7 @@ class Memory:
             cls.check_layout(settings, layout, compute_reward, compute_terminated)
         except InvalidMemorySpec as problem:
             return problem.mistakes
-        return []
+        return _check_room(settings, layout.row.itemsize)
 
     @classmethod
     def check_layout(
@@ -423,6 +424,16 @@ class Memory:
         self.sampler.load_state_dict(tree["sampler"])
         self.trigger.load_state_dict(tree["trigger"])
         seeds.set_generator_state(self.rng, tree["generator"])
+
+
+def _check_room(settings: Any, row_bytes: int) -> list[Mistake]:
+    """Rows in RAM are asked of the system in one piece, of which it gives no more than there is."""
+    rows, there = getattr(settings, "max_size", None), installed_memory()
+    if rows is None or there is None or getattr(settings, "storage", "ram") != "ram" or rows * row_bytes <= there:
+        return []
+    needed = f"{rows:,} rows of {row_bytes:,} bytes are {rows * row_bytes / 2**30:,.0f} GiB"
+    or_else = ", or set storage to 'disk'" if hasattr(settings, "storage") else ""
+    return [Mistake("max_size", f"{needed}, this machine has {there / 2**30:,.0f} GiB of memory: hold fewer{or_else}")]
 
 
 def _per_row(source: Any, count: int) -> np.ndarray:

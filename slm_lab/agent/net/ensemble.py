@@ -23,7 +23,7 @@ FEW = 16  # outputs: computed the other way round, with rows as columns, so few 
 class EnsembleMLPSettings(HiddenSettings):
     type: Literal["EnsembleMLP"] = Field("EnsembleMLP", description="the kind of net")
     hid_layers: LayerSizes = Field([64, 64], description="units of each hidden layer of a member, in order")
-    members: int = Field(5, ge=1, description="nets of the ensemble, each with initial parameters of its own")
+    members: int = Field(5, ge=1, le=1024, description="nets of the ensemble, each with initial parameters of its own")
 
     @model_validator(mode="after")
     def _no_batch_norm(self) -> EnsembleMLPSettings:

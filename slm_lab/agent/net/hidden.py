@@ -68,10 +68,15 @@ class HiddenSettings(NetSettings):
         return "layer" if self.layer_norm else "batch" if self.batch_norm else None
 
 
+MOST_UNITS = 2**16  # of a layer; more are taken for a slip of the hand, and might not fit into memory
+
+
 def positive(sizes: list[int]) -> list[int]:
     """Refuses sizes of layers that no layer can have."""
     if any(size < 1 for size in sizes):
         raise ValueError("each hidden layer needs at least 1 unit")
+    if any(size > MOST_UNITS for size in sizes):
+        raise ValueError(f"a hidden layer has at most {MOST_UNITS} units")
     return sizes
 
 

@@ -10,7 +10,7 @@ from pydantic import Field, field_validator
 from torch import Tensor, nn
 
 from slm_lab.agent.net.encoder import EncodedSettings
-from slm_lab.agent.net.hidden import LayerSizes
+from slm_lab.agent.net.hidden import MOST_UNITS, LayerSizes
 from slm_lab.agent.net.mlp import MLPNet
 from slm_lab.agent.net.settings import Heads, Units
 from slm_lab.lib.trees import mapped
@@ -23,7 +23,7 @@ class RecurrentNetSettings(EncodedSettings):
     type: Literal["RecurrentNet"] = "RecurrentNet"
     cell_type: Literal["RNN", "GRU", "LSTM"] = Field("GRU", description="recurrent cell, by its torch name")
     fc_hid_layers: LayerSizes = Field([], description="units of each fully connected layer before the recurrent ones")
-    rnn_hidden_size: int = Field(64, ge=1, description="units of each recurrent layer")
+    rnn_hidden_size: int = Field(64, ge=1, le=MOST_UNITS, description="units of each recurrent layer")
     rnn_num_layers: int = Field(1, ge=1, description="recurrent layers, one on top of the other")
     bidirectional: bool = Field(False, description="SLM Lab's key: false, as who acts does not know what is to come")
     seq_len: int = Field(
