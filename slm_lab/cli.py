@@ -34,6 +34,7 @@ modes:
   enjoy@latest               play its agent greedily; or enjoy@data/RUN, enjoy@data/RUN/t0/s0
 """
 WRONG_INPUT, RUN_FAILED, INTERRUPTED = 2, 1, 130
+LONGEST_LINE = 1000  # of an error
 
 
 class Options(NamedTuple):
@@ -90,6 +91,9 @@ class Lab(click.Group):
 
 
 def _print_error(message: str) -> None:
+    """Without what would flood the screen, such as a value that fills a file."""
+    lines = (line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]}…" for line in message.splitlines())
+    message = "\n".join(lines)
     click.echo(click.style("error: ", fg="red") + message, err=True)
 
 

@@ -45,6 +45,6 @@ class Clock:
         return {"frame": self.frame, "wall_time": self.wall_time, "paused": self._paused}
 
     def load_state_dict(self, tree: dict) -> None:
-        self.frame = self._previous_frame = tree["frame"]
-        self._earlier, self._paused = tree["wall_time"], tree["paused"]
+        self.frame = self._previous_frame = int(tree["frame"])
+        self._earlier, self._paused = float(tree["wall_time"]), float(tree["paused"])
         self._started = time.perf_counter()

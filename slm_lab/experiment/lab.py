@@ -33,6 +33,7 @@ from slm_lab.lib.files import write_bytes, write_json
 from slm_lab.lib.lock import Lock, locked
 from slm_lab.spec import overrides as changes
 from slm_lab.spec.files import read_file
+from slm_lab.spec.foreign import file_of, foreign_names
 from slm_lab.spec.schema import Spec, read_spec, right_parts
 
 PACKAGES = ("numpy", "torch", "gymnasium", "numba")  # those whose version can change a run's numbers
@@ -148,10 +149,11 @@ def resume(
     """Go on with a run from its last checkpoints, with the spec saved in it and the changes to it; `force`: whatever
     they are, as long as the checkpoints fit."""
     folder, _, _ = parse_target(str(run))
+    console = _console()
+    _tell_foreign_code(folder, console, verbosity)
     spec = saved_spec(folder, overrides)
     changed = _changes(saved_spec(folder), spec, force)
     spec, notes = check(spec)
-    console = _console()
     file = str((spec.provenance or {}).get("spec_file", folder.spec_file))
     display = Display(spec.name, spec.meta.max_session, verbosity, console)
     unfinished = Trial(spec, folder.trial(0), display).unfinished()
@@ -210,11 +212,12 @@ def enjoy(
     filmed into a folder beside the run.
     """
     run, trial, session = parse_target(str(target))
+    console = _console()
+    _tell_foreign_code(run, console, verbosity)
     spec = saved_spec(run)
     if render and not display_available():
         raise InputError("there is no display to render to; without --render the first episode is filmed")
     folder = enjoying.best_session(run, trial, session)
-    console = _console()
     if verbosity >= 0:
         console.print(f"{spec.name} from {folder.root}, {episodes} greedy episode{'s' if episodes > 1 else ''}")
     returns = []
@@ -237,14 +240,37 @@ def enjoy(
 
 def saved_spec(run: RunFolder, overrides: list[str] | tuple[str, ...] = ()) -> Spec:
     """The spec that a run was started with, its seed included, with the changes applied."""
-    specs = read_file(run.spec_file)
-    if len(specs) != 1:
-        raise InputError(f"{run.spec_file}: {len(specs)} specs in it; a run's file has one")
-    ((name, tree),) = specs.items()
+    name, tree = _saved_tree(run)
     try:
         return read(changes.apply(tree, list(overrides)), name)
     except SpecError as problem:
         raise SpecError(problem.mistakes, str(run.spec_file), name) from problem
+
+
+def _saved_tree(run: RunFolder) -> tuple[str, Any]:
+    """The name of its spec, and the spec as it stands there."""
+    specs = read_file(run.spec_file)
+    if len(specs) != 1:
+        raise InputError(f"{run.spec_file}: {len(specs)} specs in it; a run's file has one")
+    ((name, tree),) = specs.items()
+    return name, tree
+
+
+def _tell_foreign_code(run: RunFolder, console: Console, verbosity: int) -> None:
+    """Whose code the run's spec names, before any of it is imported: the folder may be a stranger's, and must not bring
+    that code itself."""
+    _, tree = _saved_tree(run)
+    found = foreign_names(tree)
+    for place, name in found:
+        file = file_of(name)
+        if file is not None and file.resolve().is_relative_to(run.root.resolve()):
+            problem = (
+                f"{place}: '{name}' is code in the run's own folder, which is not run from there (docs/security.md)"
+            )
+            raise InputError(f"{run.spec_file}: {problem}")
+    if found and verbosity >= 0:
+        told = ", ".join(f"{place} {name}" for place, name in found)
+        console.print(f"the run's spec names code from outside the lab: {told}")
 
 
 def _locked(run: RunFolder) -> AbstractContextManager[Lock]:

@@ -57,10 +57,11 @@ class Table:
 
     def load_state_dict(self, tree: dict[str, int]) -> None:
         """Go back to that checkpoint: what was written after it vanishes from the file."""
+        length = self._file.seek(0, os.SEEK_END)
+        if length < tree["bytes"]:
+            raise RunError(f"{self.path}: shorter than its checkpoint says ({length} of {tree['bytes']} bytes)")
         self._file.seek(0)
         content = self._file.read(tree["bytes"])
-        if len(content) < tree["bytes"]:
-            raise RunError(f"{self.path}: shorter than its checkpoint says ({len(content)} of {tree['bytes']} bytes)")
         if not content.endswith(b"\n") or content.count(b"\n") != tree["rows"] + 1:
             raise RunError(f"{self.path}: not the table of this checkpoint, which has {tree['rows']} rows here")
         self._file.truncate(tree["bytes"])  # the file is open for appending: the next write goes to the new end

@@ -38,7 +38,7 @@ def _received(handle: Any) -> Lock:
 
 @contextmanager
 def locked(path: Path, what: str) -> Iterator[Lock]:
-    """The lock on `path`, a file that is there as long as it is held; where it is taken, InputError names the holder."""
+    """The lock on `path`, a file that is there as long as it is held; InputError names the holder if it is taken."""
     if fcntl is None:
         yield Lock(None)
         return
