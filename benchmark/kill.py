@@ -148,7 +148,7 @@ def run_killed(name: str, folder: Path, kills: int, rng: Random, seconds: float)
     for _ in range(kills):
         at_start = rng.random() < 0.2
         process = start(name, folder, _mode(folder))
-        hit = _kill_at(process, at_start, rng.uniform(0.0, 3.0 if at_start else 1.5 * seconds / kills))
+        hit = _kill_at(process, at_start, rng.uniform(0.0, 3.0 if at_start else seconds / kills))
         hits, early = hits + hit, early + (hit and at_start)
         if not hit:
             break
