@@ -36,7 +36,7 @@ META = {"log_frequency": 50, "rigorous_eval": 1, "compile": False}
 OF_TIME = ("wall_time", "fps")  # columns that no two runs share
 OF_TIME_IN_STATE = (
     *(".clock.wall_time", ".clock.paused", ".logbook.row_time"),
-    *(".logbook.train.bytes", ".logbook.eval.bytes"),  # times are written with as many digits as they have
+    *(f".logbook.{table}.{key}" for table in ("train", "eval") for key in ("bytes", "sum")),  # times are in them
 )
 
 

@@ -250,7 +250,7 @@ class Learner:
         for place, (group, state) in enumerate(zip(self.groups, tree["optimizers"], strict=True)):
             if self.common is None or not self.common.optimizers[place]:
                 load_optimizer_state(group.optimizer, state)
-        self.opt_step = tree["opt_step"]
+        self.opt_step = int(tree["opt_step"])
         self.means.load_state_dict(tree["report"])
 
     def load_parameters(self, parameters: list[Tensor], buffers: list[Tensor]) -> None:

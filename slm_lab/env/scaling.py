@@ -36,8 +36,10 @@ class Moments:
         return {"count": self.count, "mean": self.mean.copy(), "variance": self.variance.copy()}
 
     def load_state_dict(self, tree: dict) -> None:
-        self.count = int(tree["count"])
-        self.mean, self.variance = np.array(tree["mean"], np.float64), np.array(tree["variance"], np.float64)
+        mean, variance = np.array(tree["mean"], np.float64), np.array(tree["variance"], np.float64)
+        if not mean.shape == variance.shape == self.mean.shape or not np.isfinite([mean, variance]).all():
+            raise ValueError(f"mean and variance are of shapes {mean.shape} and {variance.shape}, or not finite")
+        self.count, self.mean, self.variance = int(tree["count"]), mean, variance
 
 
 class Statistics:

@@ -177,6 +177,8 @@ class VectorEnv:
         instead; `strayed` tells which.
         """
         numbers = [int(number) for number in tree["episode"]]
+        if min(numbers, default=-1) < -1 or len({number < 0 for number in numbers}) > 1:
+            raise RunError(f"the checkpoint holds episodes {numbers}, of which there are none")
         if len(numbers) != self.num_envs:
             raise RunError(f"the checkpoint holds {len(numbers)} sub-envs, the spec asks for {self.num_envs}")
         if self.statistics is not None and tree["statistics"] is not None:

@@ -10,6 +10,11 @@ from slm_lab.errors import InputError, LabError
 from slm_lab.experiment.folder import SessionFolder
 from slm_lab.lib.tree_file import LastTwo, read, write
 
+UNFIT = (
+    *(KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, RuntimeError),
+    *(AssertionError, MemoryError),  # what envs say to actions that are none, and numpy to impossible lengths
+)
+
 
 class Checkpoints(LastTwo):
     """The snapshots of one session: the latest, the one before it, and the best kept apart."""
@@ -33,6 +38,6 @@ def taking_up(folder: SessionFolder) -> Iterator[None]:
         yield
     except LabError as problem:
         raise InputError(f"{folder.checkpoint_folder}: {problem}") from problem
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, RuntimeError) as problem:
+    except UNFIT as problem:
         reason = f"{type(problem).__name__}: {problem}".splitlines()[0]
         raise InputError(f"{folder.checkpoint_folder}: no state that this spec can go on from ({reason})") from problem

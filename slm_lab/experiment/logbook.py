@@ -107,7 +107,7 @@ class Logbook:
         self.train.load_state_dict(tree["train"])
         self.eval.load_state_dict(tree["eval"])
         self.tally.load_state_dict(tree["tally"])
-        self._row_frame, self._row_time = tree["row_frame"], tree["row_time"]
+        self._row_frame, self._row_time = int(tree["row_frame"]), float(tree["row_time"])
 
 
 def note(folder: SessionFolder, text: str) -> None:

@@ -84,7 +84,9 @@ class Session:
         self.evaluator = Evaluator(spec.env, episodes, seed, self.env.statistics) if episodes else None
         self.checkpoints = Checkpoints(folder)
         self.resumes = folder.latest.exists() or folder.previous.exists()
-        self.logbook = Logbook(folder, spec.env.num_envs, self.agent.algorithm.reports, fresh=not self.resumes)
+        reports = self.agent.algorithm.reports
+        with taking_up(folder):
+            self.logbook = Logbook(folder, spec.env.num_envs, reports, fresh=not self.resumes)
         self.best: float | None = None
         self.evaluation_due = False
         self.told_of_evaluations = False
@@ -310,8 +312,8 @@ class Session:
         if self.carried is not None:
             self.carried.load_state_dict(tree["carried"])
         self.logbook.load_state_dict(tree["logbook"])
-        self.best = tree["best"]
-        self.evaluation_due = tree["evaluation_due"]
+        self.best = None if tree["best"] is None else float(tree["best"])
+        self.evaluation_due = bool(tree["evaluation_due"])
         self.clock.load_state_dict(tree["clock"])
 
 

@@ -6,6 +6,7 @@ import math
 import os
 from collections import deque
 from collections.abc import Sequence
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ class Table:
         self.columns = tuple(columns)
         self.rows: list[dict[str, Number]] = []
         self._header = ",".join(self.columns) + "\n"
+        self._sum = blake2b(digest_size=16)  # over all that was written
         self._file = open(self.path, "a+b")  # noqa: SIM115 (open as long as the session runs)
         self._file.seek(0)
         content = self._file.read()
@@ -35,9 +37,9 @@ class Table:
         self._file.truncate(len(content))
         if content:
             self.rows = self._parse(content.decode(errors="replace"))
+            self._sum.update(content)
         else:
-            self._file.write(self._header.encode())
-            self._file.flush()
+            self._write(self._header)
 
     def append(self, row: dict[str, Any]) -> None:
         """Write one row; columns that it lacks stay empty."""
@@ -46,16 +48,20 @@ class Table:
             raise ValueError(f"{self.path.name} has no column {unknown[0]!r}; it has {', '.join(self.columns)}")
         numbers = {column: _number(row.get(column)) for column in self.columns}
         self.rows.append(numbers)  # first: where the disk is full, the row waits in the file's buffer
-        self._file.write((",".join(map(_cell, numbers.values())) + "\n").encode())
+        self._write(",".join(map(_cell, numbers.values())) + "\n")
+
+    def _write(self, line: str) -> None:
+        self._sum.update(line.encode())
+        self._file.write(line.encode())
         self._file.flush()
 
-    def state_dict(self) -> dict[str, int]:
+    def state_dict(self) -> dict[str, Any]:
         """How much has been written, durably: a checkpoint that counts on these rows finds them after a power cut."""
         self._file.flush()
         os.fsync(self._file.fileno())
-        return {"rows": len(self.rows), "bytes": self._file.seek(0, os.SEEK_END)}
+        return {"rows": len(self.rows), "bytes": self._file.seek(0, os.SEEK_END), "sum": self._sum.hexdigest()}
 
-    def load_state_dict(self, tree: dict[str, int]) -> None:
+    def load_state_dict(self, tree: dict[str, Any]) -> None:
         """Go back to that checkpoint: what was written after it vanishes from the file."""
         length = self._file.seek(0, os.SEEK_END)
         if length < tree["bytes"]:
@@ -64,6 +70,10 @@ class Table:
         content = self._file.read(tree["bytes"])
         if not content.endswith(b"\n") or content.count(b"\n") != tree["rows"] + 1:
             raise RunError(f"{self.path}: not the table of this checkpoint, which has {tree['rows']} rows here")
+        written = blake2b(content, digest_size=16)
+        if written.hexdigest() != tree["sum"]:
+            raise RunError(f"{self.path}: damaged: it does not match the checksum in its checkpoint")
+        self._sum = written
         self._file.truncate(tree["bytes"])  # the file is open for appending: the next write goes to the new end
         del self.rows[tree["rows"] :]
 
@@ -158,9 +168,9 @@ class Tally:
         }
 
     def load_state_dict(self, tree: dict[str, Any]) -> None:
-        self.episodes = tree["episodes"]
+        self.episodes = int(tree["episodes"])
         self._returns[:] = tree["returns"]
         self._steps = 0
         self._started[:] = -tree["lengths"]
-        self._recent = deque(tree["recent"], maxlen=self._recent.maxlen)
-        self._unseen = [tuple(episode) for episode in tree["unseen"]]
+        self._recent = deque(map(float, tree["recent"]), maxlen=self._recent.maxlen)
+        self._unseen = [(float(total), int(length)) for total, length in tree["unseen"]]

@@ -90,7 +90,7 @@ class Trial:
                 self._join(unfinished)
             run = self._run_in_processes if workers > 1 else self._run_here
             failures = run(unfinished, workers, stop)
-            metrics = self._summarise()
+            metrics = self._summarise(failures)
             if stop():
                 raise Interrupted(stop.exit_code)
         if failures:
@@ -202,9 +202,10 @@ class Trial:
         if len(self.sessions) > 1:
             self.display.note(str(failure), warning=True)
 
-    def _summarise(self) -> list[dict[str, Any]]:
-        """Write and draw the trial's level from what the sessions have left so far."""
-        known = [session for session in self.sessions if read_metrics(session)]
+    def _summarise(self, failures: list[Failure]) -> list[dict[str, Any]]:
+        """Write and draw the trial's level from what the sessions have left so far, but for those that are damaged."""
+        damaged = [failure.folder for failure in failures if failure.of_input]
+        known = [session for session in self.sessions if session not in damaged and read_metrics(session)]
         metrics = [read_metrics(session) for session in known]
         if known:
             write_json(self.folder.metrics_file, trial_metrics(metrics))

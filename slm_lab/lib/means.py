@@ -58,6 +58,6 @@ class Means:
         }
 
     def load_state_dict(self, tree: dict) -> None:
-        self._names, self._count = tree["names"], tree["count"]
+        self._names, self._count = tree["names"], int(tree["count"])
         self._means = None if tree["means"] is None else tree["means"].to(self.device, copy=True)
         self._recent = [] if tree["recent"] is None else list(tree["recent"].to(self.device, copy=True).unbind())

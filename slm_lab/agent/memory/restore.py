@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from slm_lab.agent.memory.ring import ENDED, FLAG_BITS, Ring
+from slm_lab.agent.memory.ring import ENDED, FLAG_BITS, Ring, check_links
 from slm_lab.agent.memory.segment import (
     FLAGS,
     Segment,
@@ -98,6 +98,7 @@ class Restoration:
             pieces.close()
         newest = np.array(manifest["newest"])
         links = newest.view(np.int32)[:, ring.link_word]
+        check_links(links, self.head > self.tail)
         self.ended += np.count_nonzero(links[self.head > self.tail] & ENDED)
         own = links >> FLAG_BITS > 0
         last = _of_shape(manifest["newest_finals"], (int(own.sum()), ring.layout.obs_row.itemsize))
@@ -123,6 +124,7 @@ class Restoration:
             total = sum_words(target.reshape(-1).view(np.uint32), at, total)
             at += target.size // 4
             links = target.view(np.int32)[:, self.ring.link_word]
+            check_links(links, piece.held)
             own = np.flatnonzero(links)
             own = own[links[own] >> FLAG_BITS > 0]
             order = np.arange(own.size) if piece.held is None else np.flatnonzero(piece.held[own])

@@ -251,9 +251,13 @@ class Ring:
         longest = int((head - tail).max())
         if longest > self.slots and not self.grows:
             raise RunError(f"the saved memory holds {longest} rows an env, this one has room for {self.slots}")
+        finals = np.asarray(tree["finals"], np.uint8).reshape(-1, self.layout.obs_row.itemsize)
+        told = int((head - np.maximum(tail - self.history, 0)).sum())
+        if (tail < 0).any() or (head < tail).any() or rows.shape != (told, self.raw.shape[1]):
+            raise RunError(f"the saved memory tells of {told} rows, and has {len(rows)} that do not fit that")
+        check_links(rows.view(np.int32)[:, self.link_word], None, len(finals))
         self.begin_at(head, tail)
         self.raw[self.rows_of(self.kept())] = rows
-        finals = np.asarray(tree["finals"], np.uint8).reshape(-1, self.layout.obs_row.itemsize)
         self.use_finals(len(finals))[:] = finals
         ended = np.count_nonzero(self.links[self.rows_of(self.ids()), self.link_word] & ENDED)
         self.settle(tree["pending"], tree["seen"], ended)
@@ -278,6 +282,18 @@ class Ring:
     def pending_obs(self) -> np.ndarray:
         """(N, observation bytes) what each env's next row is expected to start from."""
         return self.raw[self._pending(), : self.layout.obs_nbytes]
+
+
+def check_links(links: np.ndarray, held: np.ndarray | None, finals: int | None = None) -> None:
+    """Refuse rows of a file that would lead compiled code out of the tables: by a number of a final that there is not, or
+    as held rows (None: all) that end without one. Forgotten rows may, in a stack."""
+    places = links >> FLAG_BITS
+    ends_in_nothing = (links != 0) & (places == 0)
+    if held is not None:
+        ends_in_nothing &= held
+    beyond = finals is not None and (places > finals).any()
+    if (places < 0).any() or beyond or (finals is None and ends_in_nothing.any()):
+        raise ValueError("rows that lead to final observations which are not there")
 
 
 @njit
