@@ -1,5 +1,6 @@
 """Whole runs through the command line, in processes of their own, from a folder that is not the checkout."""
 
+import importlib.util
 import json
 import os
 import signal
@@ -102,6 +103,15 @@ class Lab:
 
     def latest(self):
         return max((self.folder / "data").iterdir(), key=lambda run: run.stat().st_ctime)
+
+
+@pytest.fixture(scope="session")
+def kill():
+    """benchmark/kill.py, as a module."""
+    place = importlib.util.spec_from_file_location("kill", ROOT / "benchmark" / "kill.py")
+    module = sys.modules["kill"] = importlib.util.module_from_spec(place)
+    place.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture

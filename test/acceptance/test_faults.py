@@ -1,7 +1,6 @@
 """What a disk can do to a run: files cut short, bits flipped, files gone, no room, and a clock that was set back. A run
 comes to what it would have come to, or says in words why it cannot; it never goes on to something else."""
 
-import importlib.util
 import json
 import os
 import resource
@@ -25,16 +24,6 @@ SPEC = {
     "env": {"name": "CartPole-v1", "num_envs": 2, "max_frame": 600},
     "meta": {"seed": 4, "eval_frequency": 100, "log_frequency": 50, "rigorous_eval": 1, "compile": False},
 }
-
-
-def load_kill():
-    place = importlib.util.spec_from_file_location("kill", ROOT / "benchmark" / "kill.py")
-    module = sys.modules["kill"] = importlib.util.module_from_spec(place)
-    place.loader.exec_module(module)
-    return module
-
-
-differences = load_kill().differences
 
 
 def lab(*words):
@@ -88,7 +77,7 @@ def on_to_the_end(run, spec_file):
 
 @pytest.mark.parametrize("damage", [cut_short, emptied, flipped, gone])
 @pytest.mark.parametrize("name", FILES)
-def test_a_run_with_a_damaged_file_comes_to_the_same_or_says_why_not(runs, tmp_path, name, damage):
+def test_a_run_with_a_damaged_file_comes_to_the_same_or_says_why_not(kill, runs, tmp_path, name, damage):
     whole, half, spec_file = runs
     run = tmp_path / half.name
     shutil.copytree(half, run)
@@ -105,7 +94,7 @@ def test_a_run_with_a_damaged_file_comes_to_the_same_or_says_why_not(runs, tmp_p
         assert "safetensors" not in name  # there is another one to go on from
         return
     assert code == 0, out
-    found = list(differences(whole, run))
+    found = list(kill.differences(whole, run))
     if name.endswith("best.safetensors"):
         assert all(text.startswith("best") for text in found)
     else:
@@ -114,7 +103,7 @@ def test_a_run_with_a_damaged_file_comes_to_the_same_or_says_why_not(runs, tmp_p
         assert "going on from the one before it" in out
 
 
-def test_a_run_of_the_future_goes_on_after_the_clock_was_set_back(runs, tmp_path):
+def test_a_run_of_the_future_goes_on_after_the_clock_was_set_back(kill, runs, tmp_path):
     whole, half, spec_file = runs
     run = tmp_path / half.name.replace("_20", "_21")
     shutil.copytree(half, run)
@@ -122,10 +111,10 @@ def test_a_run_of_the_future_goes_on_after_the_clock_was_set_back(runs, tmp_path
         os.utime(path, (4e9, 4e9))
     code, out = on_to_the_end(run, spec_file)
     assert code == 0, out
-    assert list(differences(whole, run)) == []
+    assert list(kill.differences(whole, run)) == []
 
 
-def test_where_files_may_not_grow_training_goes_on_and_the_end_tells(runs, tmp_path):
+def test_where_files_may_not_grow_training_goes_on_and_the_end_tells(kill, runs, tmp_path):
     """A quota: no file of more than so many bytes, which is more than the tables and less than a checkpoint takes."""
     whole, _, spec_file = runs
     words = [sys.executable, ROOT / "run_lab.py", spec_file, "mine", "train", "--data-dir", tmp_path / "data"]
@@ -146,4 +135,4 @@ def test_where_files_may_not_grow_training_goes_on_and_the_end_tells(runs, tmp_p
     code, out = on_to_the_end(run, spec_file)
     assert code in (0, 2), out
     if code == 0:
-        assert list(differences(whole, run)) == []
+        assert list(kill.differences(whole, run)) == []

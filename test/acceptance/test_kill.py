@@ -1,23 +1,11 @@
 """Runs that are killed at random moments come to what they would have come to: the same tables and parameters, byte for
 byte. `python benchmark/kill.py` does it as often as one likes."""
 
-import importlib.util
-import sys
-from pathlib import Path
 from random import Random
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "benchmark" / "kill.py"
 KILLS = 4  # of a run, of five kinds; the last may come too late
-
-
-@pytest.fixture(scope="session")
-def kill():
-    place = importlib.util.spec_from_file_location("kill", SCRIPT)
-    module = sys.modules["kill"] = importlib.util.module_from_spec(place)
-    place.loader.exec_module(module)
-    return module
 
 
 @pytest.mark.parametrize(

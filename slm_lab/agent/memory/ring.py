@@ -285,8 +285,8 @@ class Ring:
 
 
 def check_links(links: np.ndarray, held: np.ndarray | None, finals: int | None = None) -> None:
-    """Refuse rows of a file that would lead compiled code out of the tables: by a number of a final that there is not, or
-    as held rows (None: all) that end without one. Forgotten rows may, in a stack."""
+    """Refuse rows of a file that would lead compiled code out of the tables: by the number of a final that is not,
+    or as held rows (None: all) that end without one. Forgotten rows may, in a stack."""
     places = links >> FLAG_BITS
     ends_in_nothing = (links != 0) & (places == 0)
     if held is not None:

@@ -35,7 +35,7 @@ class EveryFrames:
         return {"counted": self.counted, "carry": self.carry}
 
     def load_state_dict(self, tree: dict) -> None:
-        self.counted, self.carry = int(tree["counted"]), int(tree["carry"])
+        self.counted, self.carry = int(tree["counted"]), int(tree["carry"]) % self.frequency  # it may be another one now
 
 
 class _WhenHeld:

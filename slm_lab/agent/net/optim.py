@@ -255,7 +255,9 @@ def _with_state(optimizer: torch.optim.Optimizer, tree: dict) -> dict:
     """The optimizer's `state_dict` with this state in it; its own copy, for torch would keep the very tensors."""
     [values] = optimizer.param_groups[0]["params"]
     for key, value in tree.items():
-        if value is not None and not (isinstance(value, torch.Tensor) and value.shape in ((), values.shape)):
+        if value is None and key == "momentum_buffer":  # before its first step
+            continue
+        if not (isinstance(value, torch.Tensor) and value.shape in ((), values.shape)):
             raise ValueError(f"the optimizer's {key} is not one number for each of {values.numel()} parameters")
     own = {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in tree.items()}
     return {**optimizer.state_dict(), "state": {0: own} if own else {}}
