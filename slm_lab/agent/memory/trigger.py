@@ -35,7 +35,8 @@ class EveryFrames:
         return {"counted": self.counted, "carry": self.carry}
 
     def load_state_dict(self, tree: dict) -> None:
-        self.counted, self.carry = int(tree["counted"]), int(tree["carry"]) % self.frequency  # it may be another one now
+        self.counted = int(tree["counted"])
+        self.carry = int(tree["carry"]) % self.frequency  # which may be another one now
 
 
 class _WhenHeld:
