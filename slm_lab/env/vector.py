@@ -14,6 +14,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from slm_lab.env.action_log import ActionLog
 from slm_lab.env.arrays import policy_space
 from slm_lab.env.make import goal_functions, make_env, time_limit, today
 from slm_lab.env.native import Native, refuse
@@ -23,7 +24,7 @@ from slm_lab.env.workers import Workers
 from slm_lab.env.wrappers import reward_scale
 from slm_lab.errors import RunError
 from slm_lab.lib.machine import usable_cores
-from slm_lab.lib.trees import leaves, mapped
+from slm_lab.lib.trees import mapped
 from slm_lab.spec.schema import EnvSpec
 from slm_lab.types import Arrays, Step
 
@@ -89,13 +90,14 @@ class VectorEnv:
         self.episode = [-1] * self.num_envs  # number of the current episode of each sub-env
         self.strayed: list[int] = []  # sub-envs that a saved state could not be restored to: they began anew
         self._obs: Arrays = None  # (N, ...) to act on now, as the envs gave them
-        self._actions: list[Arrays] = []  # of the last vector steps
-        self._begun = [0] * self.num_envs  # place in `_actions` of the first one since the sub-env's reset
+        self._actions = ActionLog(self.action_space, self.num_envs)
+        self._begun = [0] * self.num_envs  # step of the log that was the first since the sub-env's reset
 
     def reset(self) -> Arrays:
         """(N, ...) the first observations of the next episode of every sub-env."""
         self.episode = [number + 1 for number in self.episode]
-        self._actions, self._begun = [], [0] * self.num_envs
+        self._actions.clear()
+        self._begun = [0] * self.num_envs
         self._obs = self._rows.begin(self.episode, self.stream)
         if self.training and self.statistics is not None:
             self.statistics.add(self._obs)
@@ -114,7 +116,7 @@ class VectorEnv:
         is then still that of the moment before.
         """
         step = self._rows.step(action)
-        self._actions.append(_copy(action))
+        self._actions.append(action)
         self._obs = step.obs
         if step.obs is not step.next_obs:
             self._count_episodes(step)
@@ -138,10 +140,10 @@ class VectorEnv:
             over &= ~step.goes_on
         for index in over.nonzero()[0].tolist():
             self.episode[index] += 1
-            self._begun[index] = len(self._actions)
-        if len(self._actions) > FORGOTTEN and min(self._begun) > FORGOTTEN // 2:
+            self._begun[index] = self._actions.steps
+        if self._actions.steps > FORGOTTEN and min(self._begun) > FORGOTTEN // 2:
             oldest = min(self._begun)
-            del self._actions[:oldest]
+            self._actions.forget(oldest)
             self._begun = [begun - oldest for begun in self._begun]
 
     def _scaled(self, step: Step) -> Step:
@@ -162,9 +164,10 @@ class VectorEnv:
 
     def state_dict(self) -> dict:
         begun = self.episode[0] >= 0
+        actions = [self._actions.since(start, index) for index, start in enumerate(self._begun)]
         return {
             "episode": list(self.episode),
-            "actions": [self._taken(index) for index in range(self.num_envs)] if begun else [],
+            "actions": actions if begun else [],
             "obs": [_digest(self._obs, index) for index in range(self.num_envs)] if begun else [],
             "statistics": self.statistics_state(),
             "reward": self._scale_reward.state_dict(),
@@ -189,7 +192,7 @@ class VectorEnv:
             self._obs = None
             return
         self._obs = self._rows.replay(numbers, tree["actions"], self.stream)
-        self._remember_actions(tree["actions"])
+        self._begun = self._actions.take_up(tree["actions"])
         self.strayed = [index for index, was in enumerate(tree["obs"]) if _digest(self._obs, index) != was]
         if self.strayed:
             self._begin_anew(tree["actions"])
@@ -200,42 +203,7 @@ class VectorEnv:
             self.episode[index] += 1
             actions[index] = mapped(lambda part: part[:0], actions[index])
         self._obs = self._rows.replay(self.episode, actions, self.stream)
-        self._remember_actions(actions)
-
-    def _taken(self, index: int) -> Arrays:
-        """(T, ...) the actions since the sub-env's reset."""
-        taken = self._actions[self._begun[index] :]
-        if not taken:
-            return mapped(lambda part: part[:0], self._no_action())
-        if isinstance(taken[0], dict):
-            return {key: np.stack([action[key][index] for action in taken]) for key in taken[0]}
-        return np.stack([action[index] for action in taken])
-
-    def _no_action(self) -> Arrays:
-        """Some action of all sub-envs, of which nothing is kept but its shape and dtype."""
-        if self._actions:
-            return self._actions[-1]
-        parts = {key or "": part for key, part in leaves(self.action_space)}.items()
-        none = {key: np.zeros((self.num_envs, *(part.shape or ())), part.dtype) for key, part in parts}
-        return none.get("", none)
-
-    def _remember_actions(self, actions: list[Arrays]) -> None:
-        """The log as it was: those of each sub-env at its end, whatever before they began."""
-        lengths = [_length(taken) for taken in actions]
-        longest = max(lengths)
-        self._begun = [longest - length for length in lengths]
-
-        def column(parts: list[np.ndarray]) -> np.ndarray:
-            rows = np.zeros((longest, len(parts), *parts[0].shape[1:]), parts[0].dtype)
-            for index, part in enumerate(parts):
-                rows[longest - len(part) :, index] = part
-            return rows
-
-        if isinstance(actions[0], dict):
-            columns = {key: column([taken[key] for taken in actions]) for key in actions[0]}
-            self._actions = [{key: rows[place] for key, rows in columns.items()} for place in range(longest)]
-        else:
-            self._actions = list(column(actions))
+        self._begun = self._actions.take_up(actions)
 
 
 def spaces_of(env: gymnasium.Env, spec: EnvSpec) -> tuple[gymnasium.Space, gymnasium.Space]:
@@ -257,10 +225,6 @@ def how_to_step(spec: EnvSpec, num_envs: int) -> str:
 
 def _copy(values: Arrays) -> Arrays:
     return mapped(np.array, values)
-
-
-def _length(values: Arrays) -> int:
-    return len(next(iter(values.values())) if isinstance(values, dict) else values)
 
 
 def _digest(obs: Arrays, index: int) -> str:
