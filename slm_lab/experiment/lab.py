@@ -75,6 +75,7 @@ def check(spec: Spec) -> tuple[Spec, list[str]]:
             native.refuse(spec.env)
         spec = with_stacks(spec, frame_stack(spec.env))
         mistakes = check_agent(spec, *spaces_of(env, spec.env), goal_functions(env, spec.env))
+        mistakes += _why_no_goals(spec, mistakes)
         if not mistakes:
             notes += _why_not_exact(spec, env)
     finally:
@@ -82,6 +83,17 @@ def check(spec: Spec) -> tuple[Spec, list[str]]:
     if mistakes:
         raise SpecError(mistakes, None, spec.name)
     return spec, notes
+
+
+def _why_no_goals(spec: Spec, mistakes: list[Mistake]) -> list[Mistake]:
+    """The keys that keep the env from being asked about goals, where a memory wants to."""
+    changing = [key for key in ("normalize_obs", "clip_obs", "normalize_reward") if getattr(spec.env, key)]
+    if not any(mistake.path in ("agent.memory.reward_fn", "agent.memory.done_fn") for mistake in mistakes):
+        return []
+    return [
+        Mistake(f"env.{key}", "the env cannot tell of goals or rewards changed by this: leave it out")
+        for key in changing
+    ]
 
 
 def _why_not_exact(spec: Spec, env: Any) -> list[str]:
