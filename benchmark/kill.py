@@ -193,7 +193,14 @@ def _kill_at(process: subprocess.Popen, at_start: bool, seconds: float) -> bool:
 
 def differences(run: Path, other: Path) -> Iterator[str]:
     """What the two runs do not have in common, times aside."""
-    first, second = (folder / "t0" / "s0" for folder in (run, other))
+    sessions = [sorted(path.name for path in (folder / "t0").glob("s*")) for folder in (run, other)]
+    if sessions[0] != sessions[1] or not sessions[0]:
+        yield f"sessions {sessions[0]} and {sessions[1]}"
+    for name in sessions[0]:
+        yield from _between(run / "t0" / name, other / "t0" / name)
+
+
+def _between(first: Path, second: Path) -> Iterator[str]:
     for table in ("train.csv", "eval.csv"):
         if without_times(first / table) != without_times(second / table):
             yield f"{table} differs"

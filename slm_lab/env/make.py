@@ -57,6 +57,7 @@ def make_env(
         spec, note = today(spec)
         env = _made(spec, render_mode)
         try:
+            _require_spaces(spec.name, env)
             env = wrapped(env, spec, training=training, notes=notes)
             _check_spaces(spec.name, env)
         except BaseException:
@@ -156,6 +157,13 @@ def goal_functions(env: gymnasium.Env, spec: EnvSpec) -> tuple[Callable | None, 
 def display_available() -> bool:
     """Whether a window can be opened here."""
     return sys.platform in ("darwin", "win32") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+
+
+def _require_spaces(name: str, env: gymnasium.Env) -> None:
+    for label in ("observation_space", "action_space"):
+        space = getattr(env, label, None)
+        if not isinstance(space, spaces.Space):
+            raise SpecError([Mistake("env.name", f"'{name}' has no {label}: a gymnasium env has both, as attributes")])
 
 
 def _check_spaces(name: str, env: gymnasium.Env) -> None:

@@ -126,6 +126,10 @@ class RewardScaling:
         """Of a reward by itself, whatever has come before."""
         return np.sign(reward) if self.scale == "sign" else reward * self.scale
 
+    def forget(self, envs: list[int]) -> None:
+        """The episodes under way there are given up."""
+        self.returns[envs] = 0
+
     def state_dict(self) -> dict | None:
         return None if self.moments is None else {"returns": self.returns.copy(), "moments": self.moments.state_dict()}
 

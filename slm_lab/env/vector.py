@@ -182,7 +182,7 @@ class VectorEnv:
         numbers = [int(number) for number in tree["episode"]]
         if min(numbers, default=-1) < -1 or len({number < 0 for number in numbers}) > 1:
             raise RunError(f"the checkpoint holds episodes {numbers}, of which there are none")
-        if len(numbers) != self.num_envs:
+        if len(numbers) != self.num_envs or (numbers[0] >= 0 and len(tree["obs"]) != self.num_envs):
             raise RunError(f"the checkpoint holds {len(numbers)} sub-envs, the spec asks for {self.num_envs}")
         if self.statistics is not None and tree["statistics"] is not None:
             self.statistics.load_state_dict(tree["statistics"])
@@ -196,6 +196,7 @@ class VectorEnv:
         self.strayed = [index for index, was in enumerate(tree["obs"]) if _digest(self._obs, index) != was]
         if self.strayed:
             self._begin_anew(tree["actions"])
+            self._scale_reward.forget(self.strayed)
 
     def _begin_anew(self, actions: list[Arrays]) -> None:
         """The next episode in sub-envs that strayed; the others go through what they have come to again."""

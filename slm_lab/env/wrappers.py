@@ -82,7 +82,13 @@ def _by_name(env: gymnasium.Env, block: dict[str, Any]) -> gymnasium.Env:
         guess = registry.nearest(name, wrappers.__all__)
         hint = f"; did you mean 'gymnasium.wrappers.{guess}'?" if guess else ""
         raise ValueError(f"{problem}{hint}") from problem
+    if getattr(made, "__module__", "").startswith(("gymnasium.", "slm_lab.")) and not _is_wrapper(made):
+        raise ValueError(f"'{block['name']}' is no wrapper of gymnasium")
     return made(env, **{key: value for key, value in block.items() if key != "name"})
+
+
+def _is_wrapper(made: Any) -> bool:
+    return isinstance(made, type) and issubclass(made, gymnasium.Wrapper)
 
 
 def _without_text(env: gymnasium.Env, name: str, notes: list[str]) -> gymnasium.Env:

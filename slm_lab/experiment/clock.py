@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -45,6 +46,9 @@ class Clock:
         return {"frame": self.frame, "wall_time": self.wall_time, "paused": self._paused}
 
     def load_state_dict(self, tree: dict) -> None:
-        self.frame = self._previous_frame = int(tree["frame"])
-        self._earlier, self._paused = float(tree["wall_time"]), float(tree["paused"])
+        frame, times = int(tree["frame"]), (float(tree["wall_time"]), float(tree["paused"]))
+        if not 0 <= frame < 2**53 or not all(math.isfinite(seconds) for seconds in times):
+            raise ValueError(f"frame {frame} and times {times} are none that a clock can show")
+        self.frame = self._previous_frame = frame
+        self._earlier, self._paused = times
         self._started = time.perf_counter()

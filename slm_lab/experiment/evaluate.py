@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -30,6 +31,7 @@ class Evaluation:
     returns: np.ndarray  # (episodes,)
     lengths: np.ndarray  # (episodes,)  steps
     note: str = ""  # what a user should know of it
+    lost: tuple[str, ...] = ()  # what became of episodes whose env failed
 
     def row(self) -> dict[str, float]:
         """Its columns of the eval table."""
@@ -49,9 +51,13 @@ class Evaluator:
     Which episodes they are depends on the session's seed and the frame alone, so there is no state to save.
     """
 
-    def __init__(self, spec: EnvSpec, episodes: int, seed: int, statistics: Statistics | None = None):
-        """`statistics`: of the env that trains, by which observations are normalized; they are used as they are."""
-        self.env = VectorEnv(spec, seed, num_envs=episodes, stream="eval", training=False, statistics=statistics)
+    def __init__(
+        self, spec: EnvSpec, episodes: int, seed: int, statistics: Statistics | None = None, restarts: bool = False
+    ):
+        """`statistics`: of the env that trains, by which observations are normalized; they are used as they are.
+        `restarts`: where an env fails its episode ends with what it has come to; else EnvFault is raised."""
+        keywords: dict[str, Any] = {"stream": "eval", "training": False, "statistics": statistics, "restarts": restarts}
+        self.env = VectorEnv(spec, seed, num_envs=episodes, **keywords)
         self.limit = step_limit(self.env)
 
     def run(self, agent: Agent, frame: int, stop: Callable[[], bool] = lambda: False) -> Evaluation | None:
@@ -62,6 +68,7 @@ class Evaluator:
         returns = np.zeros(env.num_envs)
         lengths = np.zeros(env.num_envs, np.int64)
         playing = np.ones(env.num_envs, np.bool_)
+        lost: list[str] = []
         while playing.any():
             if stop():
                 return None
@@ -69,8 +76,9 @@ class Evaluator:
             returns += np.where(playing, step.reward, 0)
             lengths += playing
             playing &= ~(step.terminated | step.truncated) & (lengths < self.limit)
+            lost += [f"an episode of the evaluation at {frame} is cut short: {entry.reason}" for entry in step.lost]
             obs = step.obs
-        return Evaluation(returns, lengths, cut_note(env) if lengths.max() >= self.limit else "")
+        return Evaluation(returns, lengths, cut_note(env) if lengths.max() >= self.limit else "", tuple(lost))
 
     def close(self) -> None:
         self.env.close()

@@ -17,7 +17,9 @@ The command line imports this for its completion, so nothing heavy is imported h
 from __future__ import annotations
 
 import difflib
+import os
 import re
+import stat
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import count
@@ -26,6 +28,7 @@ from pathlib import Path
 from slm_lab.errors import InputError
 from slm_lab.lib.files import can_name_a_folder
 
+ENDINGS = (".json", ".csv", ".png", ".safetensors", ".bin", ".tmp")  # of a run's files
 _RUN_NAME = re.compile(r"(?P<spec>.+)_(?P<time>\d{4}_\d\d_\d\d_\d{6})(?:_(?P<suffix>\d+))?")
 _TARGET = re.compile(r"(?P<run>.*?)(?:(?:^|/)t(?P<trial>\d+)(?:/s(?P<session>\d+))?)?/*", re.DOTALL)
 
@@ -154,6 +157,17 @@ class RunFolder:
         hint = f"; did you mean {run.root.with_name(near[0])}?" if near else ""
         found = "not a folder" if run.root.exists() else "no such run folder"
         raise InputError(f"{run.root}: {found}{hint}")
+
+    def refuse_links(self) -> None:
+        """InputError where something in the run leads out of it, or is no file where one belongs: it would be written
+        to."""
+        for place, folders, files in os.walk(self.root):
+            for path in [Path(place, name) for name in (*folders, *files)]:
+                kind = path.lstat().st_mode
+                if not (stat.S_ISDIR(kind) or stat.S_ISREG(kind)):
+                    raise InputError(f"{path}: a run holds files of its own; this is a link, or no file at all")
+                if stat.S_ISDIR(kind) and (path.suffix in ENDINGS or path.name in ("lock", "log")):
+                    raise InputError(f"{path}: is a folder where a file belongs")
 
     @property
     def name(self) -> str:

@@ -23,24 +23,24 @@ from slm_lab.env import goal_functions, make_env, native, spaces_of, why_not_rep
 from slm_lab.env.arrays import flatten_keys
 from slm_lab.env.make import display_available, today
 from slm_lab.env.wrappers import frame_stack
-from slm_lab.errors import InputError, Interrupted, LabError, Mistake, RunError, SpecError, StoppedAtOnce
+from slm_lab.errors import InputError, Interrupted, Mistake, RunError, SpecError, StoppedAtOnce
 from slm_lab.experiment import dev
 from slm_lab.experiment import enjoy as enjoying
 from slm_lab.experiment.display import Display, closing, number
 from slm_lab.experiment.folder import RunFolder, parse_target
+from slm_lab.experiment.session import with_frequencies
 from slm_lab.experiment.trial import Trial
 from slm_lab.lib.files import write_bytes, write_json
 from slm_lab.lib.lock import Lock, locked
 from slm_lab.spec import overrides as changes
 from slm_lab.spec.files import read_file
-from slm_lab.spec.foreign import file_of, foreign_names
+from slm_lab.spec.foreign import files_of, foreign_names
 from slm_lab.spec.schema import Spec, read_spec, right_parts
 
 PACKAGES = ("numpy", "torch", "gymnasium", "numba")  # those whose version can change a run's numbers
 MAY_CHANGE = (  # in a run that goes on
     *(
         "env.max_frame",
-        "env.max_t",
         "meta.max_session",
         "meta.log_frequency",
         "meta.eval_frequency",
@@ -100,7 +100,7 @@ def _why_not_exact(spec: Spec, env: Any) -> list[str]:
     """What keeps a run of the spec from being repeated bit for bit, and what that means for one that goes on."""
     notes = []
     if reason := why_not_repeated(env, spec.env):
-        goes_on = "a run that goes on begins its next episode"
+        goes_on = "a run that goes on is not, bit for bit, the run that was never stopped"
         notes.append(f"{spec.env.name} does not repeat itself exactly ({reason}): {goes_on}")
     if (device := device_name(spec.meta.device)) != "cpu":
         notes.append(f"on {device} sums are not always made in the same order: a run cannot be repeated bit for bit")
@@ -141,7 +141,7 @@ def train(
         spec = spec.model_copy(update={"meta": spec.meta.model_copy(update={"seed": seed})})
     run = RunFolder.create(data_dir, spec.name)
     provenance = {**versions(), "spec_file": str(file), "mode": mode, "set": list(overrides)}
-    spec = spec.model_copy(update={"provenance": provenance})
+    spec = with_frequencies(spec).model_copy(update={"provenance": provenance})
     write_json(run.spec_file, {spec.name: spec.to_tree()})
     console = _console()
     if verbosity >= 0:
@@ -161,12 +161,14 @@ def resume(
     """Go on with a run from its last checkpoints, with the spec saved in it and the changes to it; `force`: whatever
     they are, as long as the checkpoints fit."""
     folder, _, _ = parse_target(str(run))
+    folder.refuse_links()
     console = _console()
     _tell_foreign_code(folder, console, verbosity)
     spec = saved_spec(folder, overrides)
     changed = _changes(saved_spec(folder), spec, force)
     spec, notes = check(spec)
-    file = str((spec.provenance or {}).get("spec_file", folder.spec_file))
+    told = (spec.provenance or {}).get("spec_file")
+    file = told if isinstance(told, str) and told.isprintable() else str(folder.spec_file)
     display = Display(spec.name, spec.meta.max_session, verbosity, console)
     unfinished = Trial(spec, folder.trial(0), display).unfinished()
     if not unfinished:
@@ -187,7 +189,7 @@ def resume(
             write_json(folder.spec_file, {spec.name: spec.to_tree()})
         try:
             return _run(spec, folder, console, lock, file=file, render=False, verbosity=verbosity)
-        except LabError:
+        except Exception:
             if _last_saved(folder) == saved:  # the changes came to nothing: they must not bar the way back
                 write_bytes(folder.spec_file, before)
             raise
@@ -203,7 +205,8 @@ def _changes(before: Spec, after: Spec, force: bool) -> list[str]:
     """The places where the specs differ; raises SpecError, unless forced, where another experiment would come of it."""
     old, new = (flatten_keys(spec.to_tree()) for spec in (before, after))
     changed = [path for path in dict.fromkeys((*old, *new)) if old.get(path) != new.get(path)]
-    wrong = [path for path in changed if path not in MAY_CHANGE and not path.startswith("provenance.")]
+    may_change = set(MAY_CHANGE) - ({"meta.max_session"} if before.meta.distributed else set())  # who share frames
+    wrong = [path for path in changed if path not in may_change and not path.startswith("provenance.")]
     if wrong and not force:
         raise SpecError([Mistake(path, _told_change(old, new, path)) for path in wrong], None, before.name)
     return changed
@@ -224,6 +227,7 @@ def enjoy(
     filmed into a folder beside the run.
     """
     run, trial, session = parse_target(str(target))
+    run.refuse_links()
     console = _console()
     _tell_foreign_code(run, console, verbosity)
     spec = saved_spec(run)
@@ -274,14 +278,13 @@ def _tell_foreign_code(run: RunFolder, console: Console, verbosity: int) -> None
     _, tree = _saved_tree(run)
     found = foreign_names(tree)
     for place, name in found:
-        file = file_of(name)
-        if file is not None and file.resolve().is_relative_to(run.root.resolve()):
+        if any(file.resolve().is_relative_to(run.root.resolve()) for file in files_of(name)):
             problem = (
                 f"{place}: '{name}' is code in the run's own folder, which is not run from there (docs/security.md)"
             )
             raise InputError(f"{run.spec_file}: {problem}")
     if found and verbosity >= 0:
-        told = ", ".join(f"{place} {name}" for place, name in found)
+        told = ", ".join(f"{place} {name!r}" for place, name in found)
         console.print(f"the run's spec names code from outside the lab: {told}")
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from slm_lab.agent.agent import Agent
@@ -81,7 +82,8 @@ class Session:
         self.agent = watch(agent, self.env)
         self.carried = self.agent.first_carried(self.env.num_envs)  # by the net, through the episodes of training
         episodes = spec.meta.rigorous_eval
-        self.evaluator = Evaluator(spec.env, episodes, seed, self.env.statistics) if episodes else None
+        restarts = spec.meta.on_env_error == "restart_episode"
+        self.evaluator = Evaluator(spec.env, episodes, seed, self.env.statistics, restarts) if episodes else None
         self.checkpoints = Checkpoints(folder)
         self.resumes = folder.latest.exists() or folder.previous.exists()
         reports = self.agent.algorithm.reports
@@ -92,7 +94,7 @@ class Session:
         self.told_of_evaluations = False
         self.diverged = False
         self.unsaved = ""  # why the last try to write something failed
-        self.log_frequency = spec.meta.log_frequency or max(1, spec.env.max_frame // ROWS_OF_A_RUN)
+        self.log_frequency = with_frequencies(spec).meta.log_frequency
         self._reported_at = self._drawn_at = self.clock.wall_time
 
     def run(self) -> dict[str, Any]:
@@ -143,6 +145,9 @@ class Session:
         if trouble:
             self._warn(trouble)
         self._log(f"goes on from frame {self.clock.frame}")
+        strayed = np.isin(np.arange(self.env.num_envs), self.env.strayed)
+        if self.carried is not None:
+            self.carried.begin_anew(strayed)
         for index in self.env.strayed:
             self.logbook.tally.forget(index)
             self._warn(f"{self.env.name} does not repeat itself exactly: sub-env {index} goes on with its next episode")
@@ -191,6 +196,8 @@ class Session:
                 raise
             if evaluation is None:
                 return
+            for reason in evaluation.lost:
+                self._warn(reason)
             with self._writing("a row of the eval table"):
                 self.logbook.write_eval(self.clock, self.agent.algorithm.opt_step, evaluation)
             score = float(evaluation.returns.mean())
@@ -313,8 +320,16 @@ class Session:
             self.carried.load_state_dict(tree["carried"])
         self.logbook.load_state_dict(tree["logbook"])
         self.best = None if tree["best"] is None else float(tree["best"])
+        if self.best is not None and math.isnan(self.best):
+            raise ValueError("the best score is no number")
         self.evaluation_due = bool(tree["evaluation_due"])
         self.clock.load_state_dict(tree["clock"])
+
+
+def with_frequencies(spec: Spec) -> Spec:
+    """The spec that says how often to log: a run that goes on beyond its end does it as often as before."""
+    often = spec.meta.log_frequency or max(1, spec.env.max_frame // ROWS_OF_A_RUN)
+    return spec.model_copy(update={"meta": spec.meta.model_copy(update={"log_frequency": often})})
 
 
 def session_seed(spec: Spec, index: int) -> int:
@@ -333,6 +348,17 @@ def read_metrics(folder: SessionFolder) -> dict[str, Any]:
         return {}
     try:
         metrics = read_json(folder.metrics_file)
-    except RunError:
+    except (RunError, RecursionError):
         return {}
-    return metrics if isinstance(metrics, dict) else {}
+    return metrics if _are_metrics(metrics) else {}
+
+
+def _are_metrics(metrics: Any) -> bool:
+    """Whether they can be what a session writes."""
+    if not isinstance(metrics, dict) or metrics.get("status") not in (FINISHED, STOPPED, FAILED):
+        return False
+    numbers = [value for key, value in metrics.items() if key not in ("status", "source")]
+    whole = (metrics.get(key) for key in ("session", "frames"))
+    return all(value is None or isinstance(value, int | float) for value in numbers) and all(
+        isinstance(value, int) and 0 <= value < 2**53 for value in whole
+    )

@@ -33,8 +33,12 @@ class Table:
         self._file = open(self.path, "a+b")  # noqa: SIM115 (open as long as the session runs)
         self._file.seek(0)
         content = self._file.read()
-        content = content[: content.rfind(b"\n") + 1]
-        self._file.truncate(len(content))
+        if content and b"\n" not in content:
+            self._file.close()
+            raise RunError(f"{self.path}: damaged: it has no whole line")
+        whole = content.rfind(b"\n") + 1
+        self._cut_at = None if whole == len(content) else whole  # before anything more is written
+        content = content[:whole]
         if content:
             self.rows = self._parse(content.decode(errors="replace"))
             self._sum.update(content)
@@ -51,6 +55,9 @@ class Table:
         self._write(",".join(map(_cell, numbers.values())) + "\n")
 
     def _write(self, line: str) -> None:
+        if self._cut_at is not None:
+            self._file.truncate(self._cut_at)
+            self._cut_at = None
         self._sum.update(line.encode())
         self._file.write(line.encode())
         self._file.flush()
@@ -64,6 +71,8 @@ class Table:
     def load_state_dict(self, tree: dict[str, Any]) -> None:
         """Go back to that checkpoint: what was written after it vanishes from the file."""
         length = self._file.seek(0, os.SEEK_END)
+        if not 0 <= tree["rows"] <= tree["bytes"]:
+            raise RunError(f"{self.path}: its checkpoint tells of {tree['rows']} rows in {tree['bytes']} bytes")
         if length < tree["bytes"]:
             raise RunError(f"{self.path}: shorter than its checkpoint says ({length} of {tree['bytes']} bytes)")
         self._file.seek(0)
@@ -74,6 +83,7 @@ class Table:
         if written.hexdigest() != tree["sum"]:
             raise RunError(f"{self.path}: damaged: it does not match the checksum in its checkpoint")
         self._sum = written
+        self._cut_at = None
         self._file.truncate(tree["bytes"])  # the file is open for appending: the next write goes to the new end
         del self.rows[tree["rows"] :]
 
@@ -173,4 +183,5 @@ class Tally:
         self._steps = 0
         self._started[:] = -tree["lengths"]
         self._recent = deque(map(float, tree["recent"]), maxlen=self._recent.maxlen)
+        math.fsum(self._recent)  # ValueError or OverflowError where they have no mean
         self._unseen = [(float(total), int(length)) for total, length in tree["unseen"]]

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import re
 from typing import Any
 
 from slm_lab.errors import LabError
 
+NAME = re.compile(r"\w+(\.\w+)*:\w+")
 TABLES: dict[str, dict[str, str]] = {
     "algorithm": {
         "Random": "slm_lab.agent.algorithm.random:Random",
@@ -113,6 +115,8 @@ def find(kind: str, name: str) -> Any:
 
 def load(kind: str, target: str) -> Any:
     """What "package.module:attribute" names, imported now; raises UnknownName. Importing runs code of that module."""
+    if not NAME.fullmatch(target):  # before anything is imported
+        raise UnknownName(f"no {kind} named '{target}'; one of your own is 'package.module:Class'")
     module, _, attribute = target.partition(":")
     try:
         return getattr(importlib.import_module(module), attribute)

@@ -32,7 +32,7 @@ class AgentSpec(Settings):
 
 
 # Beyond these a spec is taken for a mistake: what it asks for would be made before anything could be seen of it
-MOST_ENVS, MOST_SESSIONS, MOST_EPISODES = 2**16, 2**12, 10**6
+MOST_ENVS, MOST_SESSIONS, MOST_EPISODES, MOST_FRAMES = 2**16, 2**12, 2**12, 2**10
 
 
 class EnvSpec(Settings):
@@ -66,7 +66,7 @@ class EnvSpec(Settings):
         description="the last frames as one observation: along a new first axis, or along the last axis; "
         "null: stack for Atari's images, else none",
     )
-    frame_op_len: int = Field(4, ge=1, description="how many frames; 1: none but the present one")
+    frame_op_len: int = Field(4, ge=1, le=MOST_FRAMES, description="how many frames; 1: none but the present one")
     image_downsize: tuple[int, int] | None = Field(
         None, description="height and width to shrink images to, in pixels; null: 84 x 84 for Atari, else as they are"
     )

@@ -231,6 +231,26 @@ def a_longer_table(tree):
     tree["logbook"]["train"]["bytes"] = 10**12
 
 
+def a_table_of_less_than_nothing(tree):
+    tree["logbook"]["train"]["bytes"] = -1
+
+
+def returns_without_a_mean(tree):
+    tree["logbook"]["tally"]["recent"] = [float("inf"), float("-inf")]
+
+
+def a_best_score_that_is_none(tree):
+    tree["best"] = float("nan")
+
+
+def a_time_without_end(tree):
+    tree["clock"]["wall_time"] = "nan"
+
+
+def no_digests_of_envs(tree):
+    tree["env"]["obs"] = []
+
+
 TREES = [
     a_key_gone,
     other_parameters,
@@ -241,6 +261,11 @@ TREES = [
     a_generator_of_another_kind,
     other_envs,
     a_longer_table,
+    a_table_of_less_than_nothing,
+    returns_without_a_mean,
+    a_best_score_that_is_none,
+    a_time_without_end,
+    no_digests_of_envs,
 ]
 
 
@@ -324,9 +349,13 @@ def pickles(run):
         torch.save({"a": torch.zeros(3)}, file)
 
 
+def no_table_at_all(run):
+    (run / "t0" / "s0" / "train.csv").write_bytes(b"x" * 5000)
+
+
 def a_shorter_table(run):
     file = run / "t0" / "s0" / "train.csv"
-    file.write_bytes(file.read_bytes()[:60])
+    file.write_bytes(file.read_bytes()[:-60])
 
 
 FOLDERS = {
@@ -341,6 +370,7 @@ FOLDERS = {
     damaged_rows: "does not match its checksum",
     newer_format: "is newer than this lab's",
     pickles: "no checkpoint to go on from",
+    no_table_at_all: "has no whole line",
     a_shorter_table: "shorter than its checkpoint says",
 }
 
@@ -348,7 +378,7 @@ FOLDERS = {
 @pytest.mark.parametrize("damage", FOLDERS, ids=lambda damage: damage.__name__)
 def test_a_run_with(run, folder, damage):
     damage(run)
-    out = refused_to_go_on(run, folder, written=("log", "metrics.json", "train.csv", "spec.json"))
+    out = refused_to_go_on(run, folder, written=("log", "metrics.json"))
     assert FOLDERS[damage] in out
 
 
@@ -356,15 +386,81 @@ HARM = "open('harm', 'w')\nimport gymnasium\nclass Env(gymnasium.Env): pass\n"
 
 
 @pytest.mark.parametrize("verb", ["train", "enjoy"])
-@pytest.mark.parametrize("name", ["{run}/own.py:Env", "own:Env-v0"])
+@pytest.mark.parametrize(
+    "name",
+    ["{run}/own.py:Env", "own:Env-v0", "own:ns/Env-v0", "{dotted}.own:Env-v0", "{dotted}.own:x y", "data:{name}:own:x"],
+)
 def test_code_in_a_run_s_own_folder_is_not_run(run, folder, monkeypatch, verb, name):
     (run / "own.py").write_text(HARM)
     monkeypatch.syspath_prepend(run)  # as if the lab were started in that folder
     saved = json.loads((run / "spec.json").read_text())
-    saved["mine"]["env"]["name"] = name.format(run=run.relative_to(folder))
-    (run / "spec.json").write_text(json.dumps(saved))
+    monkeypatch.syspath_prepend(folder)
+    dotted = ".".join(run.relative_to(folder).parts)
+    name = name.format(run=run.relative_to(folder), dotted=dotted, name=run.name)
     (folder / "spec.json").write_text(text_of(GOOD))
-    refused(folder, "is code in the run's own folder", "spec.json", "mine", f"{verb}@{run}")
+    for change in (
+        {"env": {"name": name}},
+        {"env": {"wrappers": [{"name": name}]}},
+        {"agent": {"net": {"type": name}}},
+    ):
+        tampered = json.loads(json.dumps(saved))
+        for block, keys in change.items():
+            tampered["mine"][block].update(keys)
+        (run / "spec.json").write_text(json.dumps(tampered))
+        refused(folder, "is code in the run's own folder", "spec.json", "mine", f"{verb}@{run}")
+
+
+LINKS = ["lock", ".spec.json.tmp", "t0/s0/train.csv", "t0/s0/log", "t0/s0/metrics.json", "t0/s0/checkpoint/rows"]
+
+
+@pytest.mark.parametrize("verb", ["train", "enjoy"])
+@pytest.mark.parametrize("name", LINKS)
+def test_a_run_with_a_link_that_leads_out_of_it(run, folder, verb, name):
+    (folder / "spec.json").write_text(text_of(GOOD))
+    outside = folder / "outside"
+    outside.mkdir()
+    (outside / "precious").write_text("of somebody")
+    place = run / name
+    if place.is_dir():
+        shutil.rmtree(place)
+    place.unlink(missing_ok=True)
+    place.symlink_to(outside if name.endswith("rows") else outside / "precious")
+    refused(folder, "this is a link", "spec.json", "mine", f"{verb}@{run}", *FURTHER[verb])
+
+
+FURTHER = {"train": ("-s", "env.max_frame=300"), "enjoy": ()}
+
+
+def test_a_run_with_a_pipe_or_a_folder_where_a_file_belongs(run, folder):
+    (folder / "spec.json").write_text(text_of(GOOD))
+    (run / "t0" / "s0" / "metrics.json").unlink()
+    os.mkfifo(run / "t0" / "s0" / "metrics.json")
+    before = [path.name for path in run.rglob("*")]
+    assert lab("spec.json", "mine", f"enjoy@{run}")[0] == 2
+    (run / "t0" / "s0" / "metrics.json").unlink()
+    (run / "t0" / "s0" / "metrics.json").mkdir()
+    refused(folder, "is a folder where a file belongs", "spec.json", "mine", f"train@{run}", *FURTHER["train"])
+    assert [path.name for path in run.rglob("*")] == before
+
+
+NO_METRICS = [
+    '{"status": "finished", "session": 0, "frames": "many"}',
+    '{"status": "finished", "frames": 200}',
+    '{"status": "finished", "session": 0, "frames": 1e300}',
+    '{"status": "finished", "session": 0, "frames": 1000, "best_return": "x"}',
+    '{"status": "ended", "session": 0, "frames": 5}',
+    "[" * 100_000,
+    "7",
+]
+
+
+@pytest.mark.parametrize("metrics", NO_METRICS)
+def test_metrics_that_are_none_count_for_nothing(run, folder, metrics):
+    (folder / "spec.json").write_text(text_of(GOOD))
+    (run / "t0" / "s0" / "metrics.json").write_text(metrics)
+    code, out = lab("spec.json", "mine", f"train@{run}", *FURTHER["train"])
+    assert code == 0, out
+    assert "300/300 frames" in out
 
 
 def test_code_of_others_that_a_run_names_is_told_before_it_is_imported(run, folder):
@@ -373,7 +469,7 @@ def test_code_of_others_that_a_run_names_is_told_before_it_is_imported(run, fold
     (run / "spec.json").write_text(json.dumps(saved))
     (folder / "spec.json").write_text(text_of(GOOD))
     out = refused(folder, "there is no file nowhere.py", "spec.json", "mine", f"enjoy@{run}")
-    assert out.startswith("the run's spec names code from outside the lab: env.name nowhere.py:Env\n")
+    assert out.startswith("the run's spec names code from outside the lab: env.name 'nowhere.py:Env'\n")
 
 
 @pytest.mark.parametrize(

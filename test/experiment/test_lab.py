@@ -114,7 +114,7 @@ def test_what_cannot_be_repeated_is_told_as_the_run_begins(make_spec, tmp_path, 
     lab.train(make_spec("Random", env=env, seed=1), data_dir=tmp_path / "data", file="a.json")
     second_line = capsys.readouterr().out.splitlines()[1]
     assert "does not repeat itself exactly (from the same seed and actions it came to something else" in second_line
-    assert second_line.endswith("a run that goes on begins its next episode")
+    assert second_line.endswith("is not, bit for bit, the run that was never stopped")
 
 
 DICE = """
@@ -241,7 +241,9 @@ def test_results_whose_checkpoints_are_gone_are_not_erased(small, gone, metrics)
         assert session.metrics_file.exists()
 
 
-def test_the_longest_episode_may_change_as_a_run_goes_on(small):
-    lab.resume(small, overrides=["env.max_frame=200", "env.max_t=3"])
+def test_the_longest_episode_changes_the_task_so_it_takes_force(small):
+    with pytest.raises(SpecError, match=r"env\.max_t: was null, is 3"):
+        lab.resume(small, overrides=["env.max_frame=200", "env.max_t=3"])
+    lab.resume(small, overrides=["env.max_frame=200", "env.max_t=3"], force=True)
     lengths = read_table(RunFolder(small).trial(0).session(0).eval_table)["length"]
     assert lengths[-1] == 3 < lengths[0]

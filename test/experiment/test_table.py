@@ -64,10 +64,11 @@ def test_a_torn_last_line_is_forgotten(path, torn):
     assert path.read_text() == "frame,loss\n1,0.5\n2,1.0\n"
 
 
-def test_a_torn_header_is_written_anew(path):
+def test_a_file_without_a_whole_line_is_refused_and_stays(path):
     path.write_text("fra")
-    Table(path, ["frame"]).append({"frame": 1})
-    assert path.read_text() == "frame\n1\n"
+    with pytest.raises(RunError, match=r"train.csv: damaged: it has no whole line"):
+        Table(path, ["frame"])
+    assert path.read_text() == "fra"
 
 
 def test_a_table_that_does_not_fit_its_checkpoint_is_refused(path):

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from slm_lab.spec.files import read_file, spec_files
-from slm_lab.spec.foreign import file_of, foreign_names
+from slm_lab.spec.foreign import files_of, foreign_names
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,15 @@ def test_where_a_name_leads_is_known_without_an_import(tmp_path, monkeypatch):
     (tmp_path / "package_of_mine" / "__init__.py").write_text("raise RuntimeError('imported')")
     (tmp_path / "module_of_mine.py").write_text("raise RuntimeError('imported')")
     monkeypatch.syspath_prepend(tmp_path)
-    assert file_of("package_of_mine.deeper:Env") == tmp_path / "package_of_mine" / "__init__.py"
-    assert file_of("module_of_mine:Env-v0") == tmp_path / "module_of_mine.py"
-    assert file_of("some/my_env.py:Env") == Path("some/my_env.py")
-    assert file_of("no_such_module:Env") is None
+    package = tmp_path / "package_of_mine"
+    (package / "inner").mkdir()
+    (package / "inner" / "deep.py").write_text("raise RuntimeError('imported')")
+    assert files_of("package_of_mine:Env") == [package / "__init__.py"]
+    assert files_of("package_of_mine.inner.deep:E") == [
+        package / "__init__.py",
+        package / "inner",
+        package / "inner" / "deep.py",
+    ]
+    assert files_of("module_of_mine:Env-v0") == [tmp_path / "module_of_mine.py"]
+    assert files_of("some/my_env.py:Env") == [Path("some/my_env.py")]
+    assert files_of("no_such_module:Env") == []
