@@ -254,8 +254,11 @@ def _read_spec(file: str, name: str, tree: dict[str, Any], changes: list[str]) -
     from slm_lab.experiment import lab
     from slm_lab.spec import overrides
 
+    tree, folder = with_env_file(tree, file), find_file(file).parent
+    if (folder / "t0").is_dir():  # the spec of a run, whose folder may be a stranger's
+        lab.refuse_own_code(folder, tree)
     with _placed(file, name):
-        return lab.read(overrides.apply(with_env_file(tree, file), changes), name)
+        return lab.read(overrides.apply(tree, changes), name)
 
 
 def _check_spec(file: str, name: str, tree: dict[str, Any], changes: list[str]) -> None:

@@ -276,16 +276,19 @@ def _tell_foreign_code(run: RunFolder, console: Console, verbosity: int) -> None
     """Whose code the run's spec names, before any of it is imported: the folder may be a stranger's, and must not bring
     that code itself."""
     _, tree = _saved_tree(run)
+    refuse_own_code(run.root, tree)
     found = foreign_names(tree)
-    for place, name in found:
-        if any(file.resolve().is_relative_to(run.root.resolve()) for file in files_of(name)):
-            problem = (
-                f"{place}: '{name}' is code in the run's own folder, which is not run from there (docs/security.md)"
-            )
-            raise InputError(f"{run.spec_file}: {problem}")
     if found and verbosity >= 0:
         told = ", ".join(f"{place} {name!r}" for place, name in found)
         console.print(f"the run's spec names code from outside the lab: {told}")
+
+
+def refuse_own_code(folder: Path, tree: Any) -> None:
+    """Raise InputError where the spec of a run names code that lies in the run's own folder."""
+    for place, name in foreign_names(tree):
+        if any(file.resolve().is_relative_to(folder.resolve()) for file in files_of(name)):
+            problem = f"'{name}' is code in the run's own folder, which is not run from there (docs/security.md)"
+            raise InputError(f"{folder}: {place}: {problem}")
 
 
 def _locked(run: RunFolder) -> AbstractContextManager[Lock]:

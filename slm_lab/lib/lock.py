@@ -6,6 +6,7 @@ It is advisory, by `fcntl.flock`. Where there is no fcntl (Windows), or a file s
 from __future__ import annotations
 
 import os
+import re
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -62,6 +63,8 @@ def _take(path: Path, what: str) -> int:
         except BlockingIOError:
             holder = os.read(handle, 1000).decode(errors="replace").strip() or "another process"
             os.close(handle)
+            if _has_ended(holder):
+                raise InputError(f"{what} by what {holder} had started before it ended; wait a moment") from None
             raise InputError(f"{what} by {holder}; wait for it, or stop it first") from None
         except OSError:
             return handle  # a file system without locks
@@ -71,6 +74,20 @@ def _take(path: Path, what: str) -> int:
                 os.write(handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
             return handle
         os.close(handle)  # its last holder removed the file in between
+
+
+def _has_ended(holder: str) -> bool:
+    """Whether the process that wrote this was here and is gone: its children hold the lock then."""
+    match = re.fullmatch(r"process (\d+) on (.+)", holder)
+    if match is None or match[2] != socket.gethostname():
+        return False
+    try:
+        os.kill(int(match[1]), 0)
+    except (ProcessLookupError, OverflowError):
+        return True
+    except OSError:
+        pass
+    return False
 
 
 def _is_still(path: Path, handle: int) -> bool:

@@ -410,6 +410,16 @@ def test_code_in_a_run_s_own_folder_is_not_run(run, folder, monkeypatch, verb, n
         refused(folder, "is code in the run's own folder", "spec.json", "mine", f"{verb}@{run}")
 
 
+@pytest.mark.parametrize("verb", ["check", "train"])
+def test_the_spec_in_a_run_s_folder_brings_no_code_either(run, folder, verb):
+    (run / "own.py").write_text(HARM)
+    saved = json.loads((run / "spec.json").read_text())
+    saved["mine"]["env"]["name"] = "own.py:Env"
+    (run / "spec.json").write_text(json.dumps(saved))
+    words = ("check", run / "spec.json") if verb == "check" else (run / "spec.json", "mine", "train")
+    refused(folder, "is code in the run's own folder", *words)
+
+
 LINKS = ["lock", ".spec.json.tmp", "t0/s0/train.csv", "t0/s0/log", "t0/s0/metrics.json", "t0/s0/checkpoint/rows"]
 
 

@@ -28,6 +28,7 @@ class PPOSettings(ActorCriticSettings):
     time_horizon: int = Field(
         128,
         ge=1,
+        le=10**7,
         description="a learn round every so many vector steps (OnPolicyBatchReplay) or complete episodes "
         "(OnPolicyReplay); takes training_frequency's place",
     )
