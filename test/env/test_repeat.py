@@ -59,6 +59,12 @@ def test_an_env_of_one_s_own_is_tried(what, told):
     assert reason("toy/Drifting-v0", kwargs={"what": what}) == told
 
 
+def test_a_familiar_env_in_a_wrapper_that_outlives_episodes_is_tried():
+    wrapped = {"wrappers": [{"name": "gymnasium.wrappers.NormalizeReward"}]}
+    assert reason("CartPole-v1", **wrapped) == "from the same seed and actions it came to something else at step 1"
+    assert reason("CartPole-v1", wrappers=[{"name": "ClipReward", "max_reward": 1.0}]) == ""
+
+
 def test_known_envs_are_not_tried_and_the_one_that_strays_is_named():
     assert reason("CartPole-v1") == ""
     assert reason("BitFlipping-v0") == ""

@@ -52,6 +52,18 @@ def test_a_fault_stops_the_session_with_the_state_of_the_step_before(make_spec, 
     assert checkpoint.read(folder.latest)["clock"]["frame"] == frame
 
 
+def test_a_session_that_is_to_survive_faults_is_evaluated_with_what_failing_episodes_came_to(
+    make_spec, make_folder, ear, faulty
+):
+    folder = make_folder()
+    spec = make_spec("Random", env=faulty, on_env_error="restart_episode", rigorous_eval=40, eval_frequency=100)
+    assert Session(spec, folder, ear).run()["status"] == "finished"
+    evaluated = read_table(folder.eval_table)
+    assert set(evaluated["return_max"]) == {18.0}
+    assert set(evaluated["return_min"]) == {9.0}  # three steps, and the fourth failed
+    assert "an episode of the evaluation at 100 is cut short: env" in folder.log_file.read_text()
+
+
 @pytest.mark.parametrize("name", ["DQN", "PPO"])
 def test_a_session_that_is_to_survive_faults_counts_them_and_no_part_of_a_lost_episode(
     make_spec, make_folder, ear, faulty, name

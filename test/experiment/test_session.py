@@ -155,7 +155,7 @@ def test_learning_that_diverges_is_told_once_with_its_frame_and_a_remedy(make_sp
 class Score:
     """An evaluation of a single return."""
 
-    note = ""
+    note, lost = "", ()
 
     def __init__(self, value):
         self.returns = np.array([value])
@@ -303,3 +303,20 @@ def test_each_evaluation_leaves_in_the_log_what_the_memory_holds(make_spec, make
     assert held[0]["name"] == "PrioritizedReplay"
     assert held[0]["age"]["max"] == 47
     assert "priority" in held[0]
+
+
+def test_what_strays_begins_anew_in_every_part(make_spec, make_folder, ear, monkeypatch):
+    """An env that does not come to its observation again: neither the net's state nor the return under way go on."""
+    folder = make_folder()
+    env = {"max_frame": 64, "num_envs": 2, "normalize_reward": True}
+    Session(make_spec("recurrent PPO", env=env), folder, ear).run()
+    session = Session(make_spec("recurrent PPO", env={**env, "max_frame": 128}), folder, ear)
+    tree, _ = session.checkpoints.load()
+    assert np.asarray(tree["carried"]["values"]).any(axis=1).all()
+    tree["env"]["obs"][1] = "another"
+    monkeypatch.setattr(session.checkpoints, "load", lambda: (tree, None))
+    session._begin()
+    assert session.env.strayed == [1]
+    assert session.carried.values.any(axis=1).tolist() == [True, False]
+    assert (session.env._scale_reward.returns != 0).tolist() == [True, False]
+    session._close()

@@ -1,5 +1,6 @@
 import multiprocessing
 import os
+import socket
 
 import pytest
 
@@ -44,6 +45,19 @@ def test_a_child_holds_it_on_when_its_parent_is_gone(tmp_path):
     child.join()
     with locked(path, "it is held"):
         pass
+
+
+def test_whose_children_hold_it_is_told(tmp_path):
+    path, context = tmp_path / "lock", multiprocessing.get_context("spawn")
+    handle = lock._take(path, "it is held")
+    ended = context.Process(target=print)
+    ended.start()
+    ended.join()
+    path.write_text(f"process {ended.pid} on {socket.gethostname()}\n")
+    told = f"it is held by what process {ended.pid} on .* had started before it ended; wait a moment"
+    with pytest.raises(RunError, match=told), locked(path, "it is held"):
+        pass
+    os.close(handle)
 
 
 def test_without_fcntl_there_is_no_lock(tmp_path, monkeypatch):
