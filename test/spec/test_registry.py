@@ -21,7 +21,7 @@ def test_a_class_of_the_user_s_own_is_found_by_module_and_name(standin):
         ("xyzzy", "no memory named 'xyzzy'; known: Replay, "),
         ("nowhere.at_all:Mine", "cannot import memory 'nowhere.at_all:Mine': ModuleNotFoundError"),
         ("standin:Mine", "cannot import memory 'standin:Mine': AttributeError"),
-        (":", "cannot import memory ':': ValueError"),
+        (":", "no memory named ':'; one of your own is 'package.module:Class'"),
         (None, "no memory named 'None'; known: "),
     ],
 )

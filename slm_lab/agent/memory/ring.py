@@ -280,8 +280,11 @@ class Ring:
         self.counts[:] = held.sum(), seen, episodes, 0, held.max()
 
     def pending_obs(self) -> np.ndarray:
-        """(N, observation bytes) what each env's next row is expected to start from."""
-        return self.raw[self._pending(), : self.layout.obs_nbytes]
+        """(N, observation bytes) what each env's next row is expected to start from; zeros where it may be anything."""
+        pending = self.raw[self._pending(), : self.layout.obs_nbytes]
+        newest = self.rows_of((self.head - 1) * self.num_envs + np.arange(self.num_envs))
+        pending[(self.head == 0) | (self.links[newest, self.link_word] != 0)] = 0
+        return pending
 
 
 def check_links(links: np.ndarray, held: np.ndarray | None, finals: int | None = None) -> None:
