@@ -102,8 +102,8 @@ def main() -> None:
         for turn, name in enumerate(itertools.cycle(names)):
             if total >= chosen.kills:
                 break
-            outcome = run_killed(name, folder, kills=4, rng=Random(f"{chosen.seed} {turn}"), seconds=whole[name][1])
-            found = list(differences(whole[name][0], outcome.run))
+            outcome = run_killed(name, folder, kills=4, rng=Random(f"{chosen.seed} {turn}"))
+            found = list(differences(whole[name], outcome.run))
             total, wrong = total + outcome.kills, wrong + bool(found)
             told = "the same" if not found else "DIFFERS: " + "; ".join(found[:3])
             print(f"{name}: killed {outcome.kills} times, {outcome.early} of them at the start: {told}", flush=True)
@@ -127,28 +127,26 @@ def start(name: str, folder: Path, mode: str) -> subprocess.Popen:
     )
 
 
-def run_whole(name: str, folder: Path) -> tuple[Path, float]:
-    """The run that is never killed, and how long it took once it had told of its first evaluation."""
+def run_whole(name: str, folder: Path) -> Path:
+    """The run that is never killed."""
     process = start(name, folder / name / "whole", "train")
-    began, out = 0.0, ""
-    assert process.stdout is not None
-    for line in process.stdout:
-        began = began or (time.monotonic() if " frames  " in line else 0.0)
-        out += line
-    if process.wait() != 0:
+    out, _ = process.communicate(timeout=300)
+    if process.returncode:
         raise SystemExit(f"{name}: exit {process.returncode}\n{out}")
     [run] = (folder / name / "whole" / "data").iterdir()
-    return run, time.monotonic() - began
+    return run
 
 
-def run_killed(name: str, folder: Path, kills: int, rng: Random, seconds: float) -> Outcome:
-    """The run killed so many times, if it does not end before; `seconds`: what the whole one takes."""
+def run_killed(name: str, folder: Path, kills: int, rng: Random) -> Outcome:
+    """The run killed so many times, each a random moment after one of its next evaluations, or while it starts."""
     folder = folder / name / f"killed_{rng.getrandbits(32):08x}"
+    evaluations = SPECS[name]["env"]["max_frame"] // SPECS[name]["meta"]["eval_frequency"]
     hits = early = 0
     for _ in range(kills):
         at_start = rng.random() < 0.2
         process = start(name, folder, _mode(folder))
-        hit = _kill_at(process, at_start, rng.uniform(0.0, 3.0 if at_start else seconds / kills))
+        words = 0 if at_start else rng.randint(1, evaluations // (kills + 1))
+        hit = _kill_after(process, words, rng.uniform(0.0, 2.0 if at_start else 0.1))
         hits, early = hits + hit, early + (hit and at_start)
         if not hit:
             break
@@ -169,20 +167,20 @@ def _mode(folder: Path) -> str:
     return f"train@{begun[0]}" if begun else "train"
 
 
-def _kill_at(process: subprocess.Popen, at_start: bool, seconds: float) -> bool:
-    """Kill it so long after its start, or after its first word of progress; whether it was alive until then."""
-    progress = threading.Event()
+def _kill_after(process: subprocess.Popen, words: int, seconds: float) -> bool:
+    """Kill it so long after so many words of progress; whether it was alive until then."""
+    progress = threading.Semaphore(0)
 
     def listen() -> None:
         assert process.stdout is not None
         for line in process.stdout:
             if " frames  " in line:
-                progress.set()
-        progress.set()
+                progress.release()
+        progress.release(words + 1)  # it has ended
 
     threading.Thread(target=listen, daemon=True).start()
-    if not at_start:
-        progress.wait()
+    for _ in range(words):
+        progress.acquire()
     time.sleep(seconds)
     alive = process.poll() is None
     if alive:
