@@ -252,10 +252,12 @@ class Ring:
         if longest > self.slots and not self.grows:
             raise RunError(f"the saved memory holds {longest} rows an env, this one has room for {self.slots}")
         finals = np.asarray(tree["finals"], np.uint8).reshape(-1, self.layout.obs_row.itemsize)
-        told = int((head - np.maximum(tail - self.history, 0)).sum())
+        kept = head - np.maximum(tail - self.history, 0)
+        told = int(kept.sum())
         if (tail < 0).any() or (head < tail).any() or rows.shape != (told, self.raw.shape[1]):
             raise RunError(f"the saved memory tells of {told} rows, and has {len(rows)} that do not fit that")
-        check_links(rows.view(np.int32)[:, self.link_word], None, len(finals))
+        held = np.concatenate([np.arange(-count, 0) >= -own for count, own in zip(kept, head - tail, strict=True)])
+        check_links(rows.view(np.int32)[:, self.link_word], held, len(finals))
         self.begin_at(head, tail)
         self.raw[self.rows_of(self.kept())] = rows
         self.use_finals(len(finals))[:] = finals
@@ -289,13 +291,12 @@ class Ring:
 
 def check_links(links: np.ndarray, held: np.ndarray | None, finals: int | None = None) -> None:
     """Refuse rows of a file that would lead compiled code out of the tables: by the number of a final that is not,
-    or as held rows (None: all) that end without one. Forgotten rows may, in a stack."""
+    or as held rows (None: all) that end without one. Forgotten rows may, in a stack. `finals`: how many there are,
+    where the numbers are to be used as they stand."""
     places = links >> FLAG_BITS
-    ends_in_nothing = (links != 0) & (places == 0)
-    if held is not None:
-        ends_in_nothing &= held
+    ends_in_nothing = (links != 0) & (places == 0) & (True if held is None else held)
     beyond = finals is not None and (places > finals).any()
-    if (places < 0).any() or beyond or (finals is None and ends_in_nothing.any()):
+    if (places < 0).any() or beyond or ends_in_nothing.any():
         raise ValueError("rows that lead to final observations which are not there")
 
 

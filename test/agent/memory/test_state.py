@@ -86,3 +86,14 @@ def test_memory_of_other_fields_or_envs_or_too_little_room_is_refused(lab):
     tree["fields"][0]["shape"] = [2]
     with pytest.raises(RunError, match="the saved memory holds"):
         lab.make(max_size=8, num_envs=2).load_state_dict(tree)
+
+
+@pytest.mark.parametrize("link", [1, -5, 99 << 3], ids=["an end in nothing", "a negative place", "a place beyond"])
+def test_rows_that_lead_to_observations_which_are_not_there_are_refused(lab, link):
+    memory = lab.make("Replay", max_size=12)
+    for obs in range(5):
+        lab.add(memory, obs)
+    tree = memory.state_dict()
+    tree["ring"]["rows"].view(np.int32)[2, memory.ring.link_word] = link
+    with pytest.raises(ValueError, match="final observations which are not there"):
+        lab.make("Replay", max_size=12).load_state_dict(tree)
