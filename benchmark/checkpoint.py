@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from slm_lab.experiment import lab
 from slm_lab.experiment.folder import RunFolder
 from slm_lab.experiment.session import Session
 from slm_lab.spec import overrides
@@ -62,8 +63,6 @@ def measure(name: str, rounds: int) -> None:
     changes = [*changes, f"agent.memory.max_size={rows}", "agent.algorithm.training_start_step=100", "meta.seed=0"]
     changes += ["env.max_frame=1000000", "meta.rigorous_eval=0"]
     spec = read_spec(overrides.apply(read_file(ROOT / "spec" / file)[spec_name], changes), spec_name)
-    from slm_lab.experiment import lab
-
     spec, _ = lab.check(spec)
     with tempfile.TemporaryDirectory(dir=ROOT / "data") as folder:
         session = Session(spec, RunFolder.create(Path(folder), "x").trial(0).session(0), Quiet())

@@ -28,7 +28,7 @@ from slm_lab.experiment import dev
 from slm_lab.experiment import enjoy as enjoying
 from slm_lab.experiment.display import Display, closing, number
 from slm_lab.experiment.folder import RunFolder, parse_target
-from slm_lab.experiment.session import with_frequencies
+from slm_lab.experiment.session import log_frequency
 from slm_lab.experiment.trial import Trial
 from slm_lab.lib.files import write_bytes, write_json
 from slm_lab.lib.lock import Lock, locked
@@ -136,12 +136,11 @@ def train(
         render = render or display_available()
     spec, notes = check(spec)
     drawn = spec.meta.seed is None
-    if drawn:
-        seed = secrets.randbelow(2**31)
-        spec = spec.model_copy(update={"meta": spec.meta.model_copy(update={"seed": seed})})
+    seed = secrets.randbelow(2**31) if drawn else spec.meta.seed
+    meta = spec.meta.model_copy(update={"seed": seed, "log_frequency": log_frequency(spec)})  # as it was, if extended
     run = RunFolder.create(data_dir, spec.name)
     provenance = {**versions(), "spec_file": str(file), "mode": mode, "set": list(overrides)}
-    spec = with_frequencies(spec).model_copy(update={"provenance": provenance})
+    spec = spec.model_copy(update={"meta": meta, "provenance": provenance})
     write_json(run.spec_file, {spec.name: spec.to_tree()})
     console = _console()
     if verbosity >= 0:
@@ -190,7 +189,7 @@ def resume(
         try:
             return _run(spec, folder, console, lock, file=file, render=False, verbosity=verbosity)
         except Exception:
-            if _last_saved(folder) == saved:  # the changes came to nothing: they must not bar the way back
+            if changed and _last_saved(folder) == saved:  # the changes came to nothing: they must not bar the way back
                 write_bytes(folder.spec_file, before)
             raise
 

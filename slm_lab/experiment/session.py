@@ -94,7 +94,7 @@ class Session:
         self.told_of_evaluations = False
         self.diverged = False
         self.unsaved = ""  # why the last try to write something failed
-        self.log_frequency = with_frequencies(spec).meta.log_frequency
+        self.log_frequency = log_frequency(spec)
         self._reported_at = self._drawn_at = self.clock.wall_time
 
     def run(self) -> dict[str, Any]:
@@ -326,10 +326,9 @@ class Session:
         self.clock.load_state_dict(tree["clock"])
 
 
-def with_frequencies(spec: Spec) -> Spec:
-    """The spec that says how often to log: a run that goes on beyond its end does it as often as before."""
-    often = spec.meta.log_frequency or max(1, spec.env.max_frame // ROWS_OF_A_RUN)
-    return spec.model_copy(update={"meta": spec.meta.model_copy(update={"log_frequency": often})})
+def log_frequency(spec: Spec) -> int:
+    """Frames between rows of the train table: as the spec says, else by the length of the run."""
+    return spec.meta.log_frequency or max(1, spec.env.max_frame // ROWS_OF_A_RUN)
 
 
 def session_seed(spec: Spec, index: int) -> int:
