@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import sys
@@ -87,6 +88,7 @@ class Lab(click.Group):
             known = isinstance(problem, LabError)
             _print_error(str(problem) if known else f"{type(problem).__name__}: {problem} (a fault of the lab; see -v)")
             code = WRONG_INPUT if isinstance(problem, SpecError | InputError) else RUN_FAILED
+        gc.freeze()  # what is left needs no last search for garbage: 0.3 s with torch
         sys.exit(code if isinstance(code, int) else 0)
 
 
