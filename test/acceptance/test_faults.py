@@ -1,6 +1,7 @@
 """What a disk can do to a run: files cut short, bits flipped, files gone, no room, and a clock that was set back. A run
 comes to what it would have come to, or says in words why it cannot; it never goes on to something else."""
 
+import ctypes
 import json
 import os
 import resource
@@ -136,3 +137,63 @@ def test_where_files_may_not_grow_training_goes_on_and_the_end_tells(kill, runs,
     assert code in (0, 2), out
     if code == 0:
         assert list(kill.differences(whole, run)) == []
+
+
+def without_rank():
+    """In a process about to start: being root opens no closed folder any more."""
+    prctl_drop_capability, override_access = 24, 1
+    ctypes.CDLL(None).prctl(prctl_drop_capability, override_access, 0, 0, 0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="takes the rights of root away as Linux does")
+def test_a_folder_that_became_read_only_costs_no_checkpoint_that_is_there(kill, runs, tmp_path):
+    whole, half, spec_file = runs
+    run = tmp_path / half.name
+    shutil.copytree(half, run)
+    folders = [run / "t0/s0/checkpoint", run / "t0/s0/checkpoint/rows"]
+    words = [sys.executable, ROOT / "run_lab.py", spec_file, "mine", f"train@{run}", "-s", "env.max_frame=600"]
+    try:
+        for folder in folders:
+            folder.chmod(0o555)
+        done = subprocess.run(
+            list(map(str, words)), capture_output=True, text=True, preexec_fn=without_rank, check=False
+        )
+    finally:
+        for folder in folders:
+            folder.chmod(0o755)
+    out = done.stdout + done.stderr
+    assert done.returncode == 1, out
+    assert "the checkpoint could not be written" in out
+    assert "Permission denied" in out
+    assert "Traceback" not in out
+    code, out = on_to_the_end(run, spec_file)
+    assert code == 0, out
+    assert list(kill.differences(whole, run)) == []
+
+
+def may_mount():
+    words = ["unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", "/mnt"]
+    return shutil.which("unshare") and subprocess.run(words, capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.skipif(not may_mount(), reason="mounts a small file system of its own, which this user may not")
+def test_on_a_disk_that_is_full_training_goes_on_and_no_checkpoint_is_lost(kill, runs, tmp_path):
+    whole, half, spec_file = runs
+    disk, saved, run = tmp_path / "disk", tmp_path / "saved", tmp_path / "disk" / half.name
+    disk.mkdir()
+    script = (
+        'set -e; mount -t tmpfs -o size=2m tmpfs "$1"; cp -r "$2" "$1"\n'
+        'dd if=/dev/zero of="$1/filler" bs=4096 status=none 2>/dev/null || true\n'  # until nothing fits any more
+        'code=0; "$4" "$5" "$6" mine "train@$3" -s env.max_frame=600 || code=$?\n'
+        'cp -r "$3" "$7"; exit $code'
+    )
+    words = [disk, half, run, sys.executable, ROOT / "run_lab.py", spec_file, saved]
+    command = ["unshare", "-m", "sh", "-c", script, "sh", *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    out = done.stdout + done.stderr
+    assert done.returncode == 1, out
+    assert "No space left on device" in out
+    assert "Traceback" not in out
+    code, out = on_to_the_end(saved, spec_file)
+    assert code == 0, out
+    assert list(kill.differences(whole, saved)) == []
