@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import re
 import sys
 import traceback
@@ -16,7 +15,7 @@ import click
 from click.shell_completion import CompletionItem, get_completion_class
 
 from slm_lab import __version__
-from slm_lab.errors import InputError, LabError, SpecError
+from slm_lab.errors import InputError, LabError, Mistake, SpecError
 from slm_lab.spec.files import SHIPPED, find_file, pick, read_file, spec_files, with_env_file
 from slm_lab.spec.job import GOES_ON, MODES, Job, parse_job, read_jobs
 
@@ -32,6 +31,7 @@ modes:
   train                      a new run, in data/
   dev                        one short session with checks, rendered if there is a display
   train@latest               go on with the newest run of that spec; or train@data/RUN
+  search                     trials of the spec's search space, on Ray; search@latest goes on with one
   enjoy@latest               play its agent greedily; or enjoy@data/RUN, enjoy@data/RUN/t0/s0
 """
 WRONG_INPUT, RUN_FAILED, INTERRUPTED = 2, 1, 130
@@ -46,6 +46,7 @@ class Options(NamedTuple):
     episodes: int | None
     video: Path | None
     force: bool
+    address: str | None
     verbosity: int
 
 
@@ -145,6 +146,7 @@ def cli(ctx: click.Context) -> None:
     "--video", type=click.Path(file_okay=False, path_type=Path), help="enjoy: film the episodes into this folder"
 )
 @click.option("--force", is_flag=True, help="train@RUN: go on though -s changes what a run keeps")
+@click.option("--address", metavar="auto|HOST:PORT", help="search: the Ray cluster to run on, instead of this machine")
 @click.option("-q", "--quiet", count=True, help="print the run's folder and warnings only; enjoy: the mean return only")
 @click.option("-v", "--verbose", count=True, help="print what each checkpoint does; errors with their traceback")
 def run(
@@ -159,6 +161,7 @@ def run(
     episodes: int | None,
     video: Path | None,
     force: bool,
+    address: str | None,
     quiet: int,
     verbose: int,
 ) -> int:
@@ -166,7 +169,7 @@ def run(
     changes = list(overrides)
     changes += [f"meta.seed={seed}"] if seed is not None else []
     changes += [f"meta.device={device}"] if device is not None else []
-    options = Options(data_dir, render, episodes, video, force, verbose - quiet)
+    options = Options(data_dir, render, episodes, video, force, address, verbose - quiet)
     if spec_file is None:
         raise click.UsageError("name a spec file; without any word, the specs that ship are listed")
     if spec_name is None:
@@ -185,7 +188,7 @@ def _run_all(jobs: list[Job], changes: list[str], options: Options) -> int:
         try:
             _refuse_idle_options(job, changes, options)
             if job.target is None:
-                _check_spec(job.file, job.spec_name, job.tree(), changes)
+                _check_spec(job.file, job.spec_name, job.tree(), changes, searched=job.mode == "search")
         except SpecError as problem:
             found.append(str(problem))
     if found:
@@ -204,6 +207,9 @@ def _run_all(jobs: list[Job], changes: list[str], options: Options) -> int:
 def _run_job(job: Job, changes: list[str], options: Options) -> None:
     _refuse_idle_options(job, changes, options)
     quietly = {"verbosity": options.verbosity}
+    if job.mode == "search":
+        _search(job, changes, options)
+        return
     if job.target is None:
         spec = _read_spec(job.file, job.spec_name, job.tree(), changes)
         from slm_lab.experiment import lab
@@ -221,13 +227,28 @@ def _run_job(job: Job, changes: list[str], options: Options) -> None:
         lab.resume(target, overrides=changes, force=options.force, **quietly)
 
 
+def _search(job: Job, changes: list[str], options: Options) -> None:
+    told: dict[str, Any] = {"overrides": changes, "address": options.address, "verbosity": options.verbosity}
+    if job.target is not None:
+        target = _find_run(job, job.target, options.data_dir)
+        from slm_lab.experiment import search
+
+        search.resume(target, force=options.force, **told)
+        return
+    tree = _read_tree(job.file, job.tree(), changes)
+    from slm_lab.experiment import search
+
+    with _placed(job.file, job.spec_name):
+        search.search(tree, job.spec_name, data_dir=options.data_dir, file=job.file, **told)
+
+
 def _find_run(job: Job, target: str, data_dir: Path) -> Path:
     """The run to go on with or to enjoy; its own copy of the spec is what counts, but the name typed must be its."""
     from slm_lab.experiment.folder import find_latest, parse_target
 
     if target == "latest":
         job.tree()  # the file and the name are right
-        return find_latest(data_dir, job.spec_name)
+        return find_latest(data_dir, job.spec_name, None if job.mode == "enjoy" else job.mode == "search")
     run, _, _ = parse_target(target)
     names = list(read_file(run.spec_file))
     if names and job.spec_name not in names:
@@ -237,7 +258,7 @@ def _find_run(job: Job, target: str, data_dir: Path) -> Path:
 
 def _refuse_idle_options(job: Job, changes: list[str], options: Options) -> None:
     """An option that would change nothing is a mistake, not a wish to pass over."""
-    goes_on = job.mode == "train" and job.target is not None
+    goes_on = job.mode in ("train", "search") and job.target is not None
     if job.mode == "enjoy" and changes:
         raise SpecError(f"enjoy plays the spec saved in the run; it cannot be changed ({', '.join(changes)})")
     if job.mode != "enjoy" and options.episodes:
@@ -248,28 +269,56 @@ def _refuse_idle_options(job: Job, changes: list[str], options: Options) -> None
         raise SpecError("--render shows a window, --video films instead: take one of them")
     if goes_on and options.render:
         raise SpecError("--render goes with train, dev and enjoy@RUN; a run that goes on is not rendered")
+    if options.address and job.mode != "search":
+        raise SpecError("--address goes with search")
+    if options.render and job.mode == "search":
+        raise SpecError("--render goes with train, dev and enjoy@RUN; trials of a search are not rendered")
     if options.force and not goes_on:
         raise SpecError("--force goes with train@RUN: it lets -s change what a run that has begun keeps")
 
 
-def _read_spec(file: str, name: str, tree: dict[str, Any], changes: list[str]) -> Spec:
+def _read_tree(file: str, tree: dict[str, Any], changes: list[str]) -> Any:
+    """The spec's tree with the changes to it, before anything is made of it."""
     from slm_lab.experiment import lab
     from slm_lab.spec import overrides
 
     tree, folder = with_env_file(tree, file), find_file(file).parent
     if (folder / "t0").is_dir():  # the spec of a run, whose folder may be a stranger's
         lab.refuse_own_code(folder, tree)
+    return overrides.apply(tree, changes)
+
+
+def _read_spec(file: str, name: str, tree: dict[str, Any], changes: list[str]) -> Spec:
     with _placed(file, name):
-        return lab.read(overrides.apply(tree, changes), name)
+        tree = _read_tree(file, tree, changes)
+        from slm_lab.experiment import lab
+        from slm_lab.spec.space import params_in
+
+        if missing := params_in(tree):
+            param, place = next(iter(missing.items()))
+            problem = f"holds ${{{param}}}: give it with -s {param}=VALUE, or run all of spec_params with 'search'"
+            raise SpecError([Mistake(place, problem)])
+        return lab.read(tree, name)
 
 
-def _check_spec(file: str, name: str, tree: dict[str, Any], changes: list[str]) -> None:
+def _check_spec(file: str, name: str, tree: dict[str, Any], changes: list[str], searched: bool = False) -> None:
     """Raises SpecError where the spec is wrong or its parts do not go together; writes nothing."""
+    if searched or (isinstance(tree, dict) and tree.get("spec_params")):
+        with _placed(file, name):
+            tree = _read_tree(file, tree, changes)
+            from slm_lab.experiment import search
+
+            search.check(tree, name)
+        return
     spec = _read_spec(file, name, tree, changes)
     from slm_lab.experiment import lab
 
     with _placed(file, name):
         lab.check(spec)
+        if spec.search:
+            from slm_lab.experiment import search
+
+            search.check(_read_tree(file, tree, changes), name)
 
 
 @contextmanager
@@ -343,8 +392,7 @@ def baseline(env_name: str, episodes: int) -> None:
     """Tell the random policy's return in ENV; measured once and then remembered."""
     from slm_lab.env.baseline import random_baseline
 
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "slm_lab" / "random_baselines.json"
-    found, place = random_baseline(env_name, cache, episodes)
+    found, place = random_baseline(env_name, episodes=episodes)
     click.echo(f"{env_name}: {found.mean:g} ± {found.std:g} over {found.episodes} episodes ({place})")
 
 

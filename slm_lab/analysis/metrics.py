@@ -26,17 +26,18 @@ def return_curve(train: Columns, eval: Columns) -> tuple[np.ndarray, np.ndarray,
     return *_curve(train, "return_ma"), "train"
 
 
-def session_metrics(train: Columns, eval: Columns) -> dict[str, Any]:
+def session_metrics(train: Columns, eval: Columns, baseline: float | None = None) -> dict[str, Any]:
     """The session in a dozen numbers.
 
     - final_return: the last evaluation's mean return; final_return_ma: mean of the last ten evaluations
     - best_return, best_frame: the highest evaluation, and when it was first reached
     - area: the evaluation curve's mean height over frames (trapezoid rule)
+    - strength: area above `baseline`, the random policy's mean return
     - wall_time: seconds of all that the session did; fps: frames per second of training, without evaluation and saving
     """
     frames, returns, source = return_curve(train, eval)
     metrics: dict[str, Any] = dict.fromkeys(
-        ("source", "final_return", "final_return_ma", "best_return", "best_frame", "area")
+        ("source", "final_return", "final_return_ma", "best_return", "best_frame", "area", "strength")
     )
     if len(frames):
         best = int(np.argmax(returns))
@@ -46,7 +47,8 @@ def session_metrics(train: Columns, eval: Columns) -> dict[str, Any]:
             "final_return_ma": float(np.mean(returns[-_LAST_ROWS:])),
             "best_return": float(returns[best]),
             "best_frame": int(frames[best]),
-            "area": _mean_height(frames, returns),
+            "area": (area := _mean_height(frames, returns)),
+            "strength": None if baseline is None else area - baseline,
         }
     for name, column in (("frames", "frame"), ("opt_steps", "opt_step"), ("episodes", "episodes")):
         last = _highest(train, eval, column)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,11 +29,26 @@ class Baseline:
     episodes: int
 
 
-def random_baseline(name: str, cache: Path, episodes: int = EPISODES) -> tuple[Baseline, str]:
+def user_cache() -> Path:
+    """Where what is measured on this machine is kept; never in the source tree."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "slm_lab" / "random_baselines.json"
+
+
+def known_baseline(spec: EnvSpec) -> float | None:
+    """The random policy's mean return, if it ships or was measured here; None for an env that the spec changes."""
+    if spec.kwargs or spec.wrappers or spec.max_t is not None:
+        return None
+    found = _read(SHIPPED).get(spec.name) or _read(user_cache()).get(spec.name)
+    mean = found.get("mean") if isinstance(found, dict) else None
+    return float(mean) if isinstance(mean, int | float) else None
+
+
+def random_baseline(name: str, cache: Path | None = None, episodes: int = EPISODES) -> tuple[Baseline, str]:
     """The random policy's return, and where it is from: what ships, the file `cache`, or measured now and kept there.
 
     Raises SpecError where there is no such env.
     """
+    cache = cache or user_cache()
     for file, place in ((SHIPPED, "shipped"), (cache, "cached")):
         found = _read(file).get(name)
         if found is not None and found["episodes"] >= episodes:

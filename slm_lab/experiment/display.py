@@ -47,6 +47,7 @@ class Display:
         self.quiet = verbosity < 0
         self.verbose = verbosity > 0
         self.console = console or Console(highlight=False)
+        self.live = self.console.is_terminal  # worth telling more than at each evaluation
         self._latest: dict[int, Progress] = {}
         self._drawn_at = -math.inf
         self._live: Live | None = None

@@ -3,8 +3,11 @@
     data/{spec_name}_{YYYY_mm_dd_HHMMSS}/     one run
         spec.json                             the spec as run, defaults filled in
         lock                                  who trains it, while somebody does (or after a kill: it counts no more)
+        experiment.csv  best_spec.json        of a search: one row a trial; the best trial's spec, ready to run
+        search.json  stop  ray/               of a search: its own books, a word to its trials, what Ray writes
         t{trial}/
             metrics.json  learning_curve.png
+            spec.json  trial.json  lock       of a search: the spec that was drawn, and what became of it
             s{session}/
                 train.csv  eval.csv  metrics.json  log  learning_curve.png
                 checkpoint/{latest,previous,best}.safetensors
@@ -110,6 +113,18 @@ class TrialFolder:
     def curve_file(self) -> Path:
         return self.root / "learning_curve.png"
 
+    @property
+    def spec_file(self) -> Path:
+        return self.root / "spec.json"
+
+    @property
+    def record_file(self) -> Path:
+        return self.root / "trial.json"
+
+    @property
+    def lock_file(self) -> Path:
+        return self.root / "lock"
+
     def session(self, index: int) -> SessionFolder:
         return SessionFolder(self.root / f"s{index}", index)
 
@@ -181,6 +196,30 @@ class RunFolder:
     def lock_file(self) -> Path:
         return self.root / "lock"
 
+    @property
+    def experiment_table(self) -> Path:
+        return self.root / "experiment.csv"
+
+    @property
+    def best_spec_file(self) -> Path:
+        return self.root / "best_spec.json"
+
+    @property
+    def search_file(self) -> Path:
+        return self.root / "search.json"
+
+    @property
+    def stop_file(self) -> Path:
+        return self.root / "stop"
+
+    @property
+    def ray_folder(self) -> Path:
+        return self.root / "ray"
+
+    @property
+    def is_search(self) -> bool:
+        return self.search_file.is_file()
+
     def trial(self, index: int) -> TrialFolder:
         return TrialFolder(self.root / f"t{index}", index)
 
@@ -189,11 +228,18 @@ class RunFolder:
         return [self.trial(index) for index in _numbered(self.root, "t")]
 
 
-def find_latest(data_dir: str | Path, spec_name: str) -> Path:
-    """The newest run of exactly that spec, by the time in its name."""
-    runs = [(match["time"], int(match["suffix"] or 1), run.root) for run, match in _parsed(Path(data_dir), spec_name)]
+def find_latest(data_dir: str | Path, spec_name: str, search: bool | None = None) -> Path:
+    """The newest run of exactly that spec, by the time in its name; `search`: of those that are, or are not, one."""
+    runs = [
+        (match["time"], int(match["suffix"] or 1), run.root)
+        for run, match in _parsed(Path(data_dir), spec_name)
+        if search in (None, run.is_search)
+    ]
     if runs:
         return max(runs)[2]
+    if _parsed(Path(data_dir), spec_name):
+        has, other = ("runs that were trained", "train") if search else ("searches", "search")
+        raise InputError(f"of spec '{spec_name}' {data_dir} has {has} only; go on with {other}@latest")
     names = sorted({match["spec"] for _, match in _parsed(Path(data_dir))})
     have = f"there are runs of: {', '.join(names)}" if names else "there are no runs at all"
     raise InputError(f"no run of spec '{spec_name}' in {data_dir}; {have}")

@@ -9,6 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime
 from importlib.metadata import version
@@ -142,11 +143,11 @@ def train(
     provenance = {**versions(), "spec_file": str(file), "mode": mode, "set": list(overrides)}
     spec = spec.model_copy(update={"meta": meta, "provenance": provenance})
     write_json(run.spec_file, {spec.name: spec.to_tree()})
-    console = _console()
+    console = new_console()
     if verbosity >= 0:
         console.print(f"{spec.name}: seed {spec.meta.seed}{' (drawn)' if drawn else ''}, results go to {run.root}")
-        _print_lines(console, notes)
-    with _locked(run) as lock:
+        print_lines(console, notes)
+    with locked_run(run) as lock:
         return _run(spec, run, console, lock, file=file, render=render, verbosity=verbosity, checks=checks)
 
 
@@ -161,8 +162,10 @@ def resume(
     they are, as long as the checkpoints fit."""
     folder, _, _ = parse_target(str(run))
     folder.refuse_links()
-    console = _console()
-    _tell_foreign_code(folder, console, verbosity)
+    console = new_console()
+    tell_foreign_code(folder, console, verbosity)
+    if folder.is_search:
+        raise InputError(f"{folder.root}: is a search; go on with search@{folder.root}")
     spec = saved_spec(folder, overrides)
     changed = _changes(saved_spec(folder), spec, force)
     spec, notes = check(spec)
@@ -173,16 +176,16 @@ def resume(
     if not unfinished:
         if verbosity >= 0:
             console.print(f"{spec.name}: {folder.root} is finished, at {spec.env.max_frame:,} frames; to go on beyond:")
-            console.print(f"  {_command(file, spec, 'train', folder)} -s env.max_frame={2 * spec.env.max_frame}")
+            console.print(f"  {command(file, spec.name, 'train', folder)} -s env.max_frame={2 * spec.env.max_frame}")
         return folder.root
-    with _locked(folder) as lock:
+    with locked_run(folder) as lock:
         lost = [str(session.root) for session in unfinished if session.has_lost_its_checkpoints()]
         if lost:
             problem = "no checkpoint to go on from, though there are results; begin a new run"
             raise InputError(f"{', '.join(lost)}: {problem}")
         if verbosity >= 0:
             console.print(f"{spec.name}: goes on in {folder.root}")
-            _print_lines(console, notes)
+            print_lines(console, notes)
         before, saved = folder.spec_file.read_bytes(), _last_saved(folder)
         if changed:
             write_json(folder.spec_file, {spec.name: spec.to_tree()})
@@ -202,18 +205,24 @@ def _last_saved(run: RunFolder) -> list[int]:
 
 def _changes(before: Spec, after: Spec, force: bool) -> list[str]:
     """The places where the specs differ; raises SpecError, unless forced, where another experiment would come of it."""
-    old, new = (flatten_keys(spec.to_tree()) for spec in (before, after))
+    shared = {"meta.max_session"} if before.meta.distributed else set[str]()  # by sessions that share frames
+    may_change = [path for path in MAY_CHANGE if path not in shared]
+    return changed_places(before.to_tree(), after.to_tree(), may_change, force, before.name)
+
+
+def changed_places(before: Any, after: Any, may_change: Sequence[str], force: bool, name: str) -> list[str]:
+    """Where the trees differ; raises SpecError, unless forced, where that is not among what may change."""
+    old, new = flatten_keys(before), flatten_keys(after)
     changed = [path for path in dict.fromkeys((*old, *new)) if old.get(path) != new.get(path)]
-    may_change = set(MAY_CHANGE) - ({"meta.max_session"} if before.meta.distributed else set())  # who share frames
     wrong = [path for path in changed if path not in may_change and not path.startswith("provenance.")]
     if wrong and not force:
-        raise SpecError([Mistake(path, _told_change(old, new, path)) for path in wrong], None, before.name)
+        raise SpecError([Mistake(path, _told_change(old, new, path, may_change)) for path in wrong], None, name)
     return changed
 
 
-def _told_change(old: dict[str, Any], new: dict[str, Any], path: str) -> str:
+def _told_change(old: dict[str, Any], new: dict[str, Any], path: str, may_change: Sequence[str]) -> str:
     was, now = (json.dumps(tree[path]) if path in tree else "not there" for tree in (old, new))
-    may = ", ".join(MAY_CHANGE)
+    may = ", ".join(may_change)
     return f"was {was}, is {now}: a run that has begun keeps it, unless --force; what may change: {may}"
 
 
@@ -227,12 +236,12 @@ def enjoy(
     """
     run, trial, session = parse_target(str(target))
     run.refuse_links()
-    console = _console()
-    _tell_foreign_code(run, console, verbosity)
-    spec = saved_spec(run)
+    console = new_console()
+    tell_foreign_code(run, console, verbosity)
     if render and not display_available():
         raise InputError("there is no display to render to; without --render the first episode is filmed")
     folder = enjoying.best_session(run, trial, session)
+    spec = saved_spec(run) if not run.is_search else saved_spec(RunFolder(folder.root.parent))  # the trial's
     if verbosity >= 0:
         console.print(f"{spec.name} from {folder.root}, {episodes} greedy episode{'s' if episodes > 1 else ''}")
     returns = []
@@ -255,14 +264,14 @@ def enjoy(
 
 def saved_spec(run: RunFolder, overrides: list[str] | tuple[str, ...] = ()) -> Spec:
     """The spec that a run was started with, its seed included, with the changes applied."""
-    name, tree = _saved_tree(run)
+    name, tree = saved_tree(run)
     try:
         return read(changes.apply(tree, list(overrides)), name)
     except SpecError as problem:
         raise SpecError(problem.mistakes, str(run.spec_file), name) from problem
 
 
-def _saved_tree(run: RunFolder) -> tuple[str, Any]:
+def saved_tree(run: RunFolder) -> tuple[str, Any]:
     """The name of its spec, and the spec as it stands there."""
     specs = read_file(run.spec_file)
     if len(specs) != 1:
@@ -271,10 +280,10 @@ def _saved_tree(run: RunFolder) -> tuple[str, Any]:
     return name, tree
 
 
-def _tell_foreign_code(run: RunFolder, console: Console, verbosity: int) -> None:
+def tell_foreign_code(run: RunFolder, console: Console, verbosity: int) -> None:
     """Whose code the run's spec names, before any of it is imported: the folder may be a stranger's, and must not bring
     that code itself."""
-    _, tree = _saved_tree(run)
+    _, tree = saved_tree(run)
     refuse_own_code(run.root, tree)
     found = foreign_names(tree)
     if found and verbosity >= 0:
@@ -290,7 +299,7 @@ def refuse_own_code(folder: Path, tree: Any) -> None:
             raise InputError(f"{folder}: {place}: {problem}")
 
 
-def _locked(run: RunFolder) -> AbstractContextManager[Lock]:
+def locked_run(run: RunFolder) -> AbstractContextManager[Lock]:
     """So that no two processes ever train the same run."""
     return locked(run.lock_file, f"{run.root} is being trained")
 
@@ -307,7 +316,7 @@ def _run(
     checks: dev.Checks | None = None,
 ) -> Path:
     """Train and print how it went; where it was stopped, the command that goes on from there."""
-    enjoy_command, train_command = (_command(file, spec, verb, run) for verb in ("enjoy", "train"))
+    enjoy_command, train_command = (command(file, spec.name, verb, run) for verb in ("enjoy", "train"))
     try:
         with Display(spec.name, spec.meta.max_session, verbosity, console) as display:
             watch = None if checks is None else checks.watch
@@ -340,21 +349,21 @@ def _say(verdicts: list[dev.Verdict], console: Console, verbosity: int) -> None:
         raise RunError(f"dev mode found something wrong: {', '.join(wrong)}")
 
 
-def _print_lines(console: Console, lines: list[str]) -> None:
+def print_lines(console: Console, lines: list[str]) -> None:
     for line in lines:
         console.print(line)
 
 
-def _console() -> Console:
+def new_console() -> Console:
     return Console(highlight=False, soft_wrap=True, markup=False)
 
 
-def _command(file: str, spec: Spec, verb: str, run: RunFolder) -> str:
+def command(file: str, name: str, verb: str, run: RunFolder | None) -> str:
     """What to type, by the door that this process came through."""
     came_by = sys.argv[0]
     is_script = came_by.endswith(".py")
     door = [_typed("python", sys.executable), came_by] if is_script else [_typed("slm-lab", came_by)]
-    return shlex.join([*door, file, spec.name, f"{verb}@{run.root}"])
+    return shlex.join([*door, file, name, verb if run is None else f"{verb}@{run.root}"])
 
 
 def _typed(name: str, program: str) -> str:

@@ -17,6 +17,7 @@ from slm_lab.analysis.metrics import session_metrics
 from slm_lab.analysis.plots import session_curve
 from slm_lab.analysis.tables import read_table
 from slm_lab.env import EnvFault, VectorEnv
+from slm_lab.env.baseline import known_baseline
 from slm_lab.errors import Interrupted, RunError
 from slm_lab.experiment.checkpoint import Checkpoints, taking_up
 from slm_lab.experiment.clock import Clock
@@ -282,7 +283,7 @@ class Session:
         metrics = {
             "session": self.folder.index,
             "status": FAILED if unsaved else status,
-            **session_metrics(read_table(self.folder.train_table), read_table(self.folder.eval_table)),
+            **table_metrics(self.folder, self.spec),
         }
         with self._writing("the metrics"):
             write_json(self.folder.metrics_file, metrics)
@@ -339,6 +340,12 @@ def is_finished(folder: SessionFolder, max_frame: int) -> bool:
     """Whether the session came to its end, and that end is not before `max_frame`."""
     metrics = read_metrics(folder)
     return metrics.get("status") == FINISHED and (metrics.get("frames") or 0) >= max_frame
+
+
+def table_metrics(folder: SessionFolder, spec: Spec) -> dict[str, Any]:
+    """What its tables tell by now; the baseline is that of the spec's env, where it is known."""
+    tables = read_table(folder.train_table), read_table(folder.eval_table)
+    return session_metrics(*tables, known_baseline(spec.env))
 
 
 def read_metrics(folder: SessionFolder) -> dict[str, Any]:

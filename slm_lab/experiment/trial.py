@@ -8,6 +8,7 @@ import signal
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,7 +22,7 @@ from slm_lab.errors import InputError, Interrupted, LabError, RunError
 from slm_lab.experiment.display import Display, Progress
 from slm_lab.experiment.distributed import make_common, spec_of_session
 from slm_lab.experiment.folder import SessionFolder, TrialFolder
-from slm_lab.experiment.interrupt import SIGNALS, StopRequest, signals_held_back, stop_on_signal
+from slm_lab.experiment.interrupt import SIGNALS, signals_held_back, stop_on_signal
 from slm_lab.experiment.logbook import note
 from slm_lab.experiment.session import Session, is_finished, read_metrics
 from slm_lab.lib.files import write_json
@@ -64,16 +65,21 @@ class Trial:
         lock: Lock | None = None,
         render: bool = False,
         watch: Callable[[Agent, VectorEnv], Agent] | None = None,
+        stop: Callable[[], bool] | None = None,
+        workers: int | None = None,
     ):
         """`lock`: on the run, for the sessions' processes to hold too; `render`: the first session's env in a window;
-        `watch`: as `Session` takes it, for a trial of one session."""
+        `watch`: as `Session` takes it, for a trial of one session; `stop`: asked in the place of signals; `workers`:
+        processes at the same time, else as many as there are cores."""
         self.spec = spec
         self.folder = folder
         self.display = display
         self.lock = lock
         self.render = render
         self.extras: dict[str, Any] = {} if watch is None else {"watch": watch}
-        self.live_seconds = LIVE_SECONDS if display.console.is_terminal else None
+        self.stop = stop
+        self.workers = workers or usable_cores()
+        self.live_seconds = LIVE_SECONDS if display.live else None
         self.sessions = [folder.session(index) for index in range(spec.meta.max_session)]
         self.common: dict[str, Common] | None = None  # what they train together, by learner
 
@@ -82,17 +88,17 @@ class Trial:
         RunError where a session failed, once the others have come to their end, or, where they train together, have
         stopped."""
         unfinished = self.unfinished()
-        workers = min(len(unfinished), usable_cores())
+        workers = min(len(unfinished), self.workers)
         if self.spec.meta.distributed:
             workers = len(unfinished)
-        with stop_on_signal(self._say_stopping) as stop:
+        with stop_on_signal(self._say_stopping) if self.stop is None else nullcontext(self.stop) as stop:
             if self.spec.meta.distributed and unfinished:
                 self._join(unfinished)
             run = self._run_in_processes if workers > 1 else self._run_here
             failures = run(unfinished, workers, stop)
             metrics = self._summarise(failures)
             if stop():
-                raise Interrupted(stop.exit_code)
+                raise Interrupted(getattr(stop, "exit_code", 130))
         if failures:
             told = list(map(str, failures))
             if self.common and len(unfinished) > 1:
@@ -114,7 +120,7 @@ class Trial:
         if source is not None and len(self.sessions) > 1:
             self.display.note(f"the parameters are those that session {source.index} has saved")
 
-    def _run_here(self, sessions: list[SessionFolder], workers: int, stop: StopRequest) -> list[Failure]:
+    def _run_here(self, sessions: list[SessionFolder], workers: int, stop: Callable[[], bool]) -> list[Failure]:
         """One after the other in this process."""
         failures: list[Failure] = []
         for folder in sessions:
@@ -139,7 +145,7 @@ class Trial:
                 self._say_failed(failures[-1])
         return failures
 
-    def _run_in_processes(self, sessions: list[SessionFolder], workers: int, stop: StopRequest) -> list[Failure]:
+    def _run_in_processes(self, sessions: list[SessionFolder], workers: int, stop: Callable[[], bool]) -> list[Failure]:
         """At most so many at a time, each in its own process."""
         context = multiprocessing.get_context("spawn")
         waiting, running, failures = list(sessions), dict[int, Any](), list[Failure]()

@@ -9,8 +9,8 @@ from slm_lab.errors import Mistake, SpecError
 from slm_lab.spec.files import find_file, pick, read_file
 from slm_lab.spec.registry import nearest
 
-MODES = ("train", "dev", "train@latest", "enjoy@latest")
-GOES_ON = ("train", "enjoy")  # modes that take "@latest" or "@data/RUN"
+MODES = ("train", "dev", "search", "train@latest", "search@latest", "enjoy@latest")
+GOES_ON = ("train", "search", "enjoy")  # modes that take "@latest" or "@data/RUN"
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Job:
 
     file: str
     spec_name: str
-    mode: str  # train, dev, enjoy
+    mode: str  # train, dev, search, enjoy
     target: str | None = None  # "latest", or a run's folder; None: a new run
 
     def tree(self) -> dict[str, Any]:
@@ -30,9 +30,7 @@ class Job:
 def parse_job(file: str, spec_name: str, mode: str) -> Job:
     """The job that "train", "train@latest" or "enjoy@data/RUN/t0/s0" means for that spec."""
     verb, at, target = mode.partition("@")
-    if verb == "search":
-        raise SpecError("mode 'search' is not available in this version; train one spec with 'train'")
-    if (at and verb in GOES_ON and target) or (not at and verb in ("train", "dev")):
+    if (at and verb in GOES_ON and target) or (not at and verb in ("train", "dev", "search")):
         return Job(file, spec_name, verb, target or None)
     if verb in GOES_ON:
         raise SpecError(f"'{mode}' of which run? {verb}@latest, or {verb}@data/RUN")

@@ -9,12 +9,15 @@ from typing import Any
 import pydash
 
 from slm_lab.errors import Mistake, SpecError
-from slm_lab.spec import shape
+from slm_lab.spec import shape, space
 from slm_lab.spec.words import show
 
 
 def apply(tree: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
-    """A copy of `tree`, in the flat shape, with each "path=value" set; values are JSON, or else text."""
+    """A copy of `tree`, in the flat shape, with each "path=value" set; values are JSON, or else text.
+
+    "name=value" where the spec has a "${name}" fills in that.
+    """
     if not overrides or not isinstance(tree, dict):
         return tree
     flat, found = shape.flatten(tree)
@@ -24,7 +27,10 @@ def apply(tree: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
     for override in overrides:
         try:
             keys, value = parse(override)
-            _set(flat, keys, value)
+            if len(keys) == 1 and keys[0] in space.params_in(flat):
+                flat = space.substitute(flat, {keys[0]: value})
+            else:
+                _set(flat, keys, value)
         except SpecError as problem:
             found += problem.mistakes
     if found:

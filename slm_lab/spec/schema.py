@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any, Literal
 
-from pydantic import Field, SerializeAsAny, ValidationError, field_validator
+from pydantic import Field, SerializeAsAny, ValidationError, field_validator, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
 from slm_lab.errors import Mistake, SpecError
@@ -112,6 +112,36 @@ class EnvSpec(Settings):
         return wrappers
 
 
+class SchedulerSpec(Settings):
+    """Which trials of a search go on: bad ones are stopped early, or take over what good ones have learned."""
+
+    name: Literal["asha", "median", "pbt"] = Field(
+        "asha",
+        description="asha: successive halving (Li 2020); median: stop below the median of the others (Golovin 2017); "
+        "pbt: population-based training (Jaderberg 2017), which goes with meta.search: 'pbt'",
+    )
+    grace_period: int | None = Field(
+        None, ge=1, description="frames of a trial before it may be stopped; null: a tenth of max_frame"
+    )
+    reduction_factor: float = Field(
+        3, gt=1, description="asha: of so many trials that come to a rung, one goes beyond it"
+    )
+    interval: int | None = Field(None, ge=1, description="pbt: frames between takeovers; null: a tenth of max_frame")
+    quantile: float = Field(
+        0.25, gt=0, le=0.5, description="pbt: the share of trials, from below, that take over from that share above"
+    )
+    resample: float = Field(
+        0.25, ge=0, le=1, description="pbt: how often a key is drawn anew, and not changed by a fifth up or down"
+    )
+
+
+class ResourcesSpec(Settings):
+    """What a trial of a search takes of the machine or cluster."""
+
+    cpu: float = Field(1, ge=0, description="cores; a session computes in one thread")
+    gpu: float = Field(0, ge=0, description="GPUs, or a share of one; meta.device says whether it is used")
+
+
 class MetaSpec(Settings):
     """How the lab runs it: seeds, sessions, how often to log and evaluate, where to compute."""
 
@@ -119,7 +149,31 @@ class MetaSpec(Settings):
     max_session: int = Field(
         1, ge=1, le=MOST_SESSIONS, description="sessions of a trial: the same spec with different seeds"
     )
-    max_trial: int = Field(1, ge=1, description="trials of a search; 1 where nothing is searched")
+    max_trial: int = Field(
+        1, ge=1, description="trials of a search: draws, each crossed with the keys of __grid_search; grid: not used"
+    )
+    search: Literal["random", "grid", "optuna", "pbt"] = Field(
+        "random",
+        description="how trials are chosen: drawn at random, all combinations, by what others came to (TPE), or a "
+        "population that is trained and changed at once (pbt)",
+    )
+    search_scheduler: SchedulerSpec | None = Field(
+        None, description="which trials go on; null: all do. 'asha' and 'median' are short for blocks with that name"
+    )
+    search_metric: str = Field(
+        "strength", description="what trials are ranked by: a number of the metrics, its mean over a trial's sessions"
+    )
+    search_mode: Literal["max", "min"] = Field("max", description="whether more of it is better, or less")
+    search_resources: ResourcesSpec = Field(ResourcesSpec(), description="what a trial takes")
+    search_time_budget: float | None = Field(
+        None, gt=0, description="seconds after which a search stops, with all saved; null: when its trials are done"
+    )
+    max_concurrent: int | None = Field(
+        None, ge=1, description="trials at the same time; null: as many as there are resources for"
+    )
+    max_failures: int = Field(
+        3, ge=0, description="how often a trial whose process died begins again from its checkpoint"
+    )
     log_frequency: int | None = Field(None, ge=1, description="frames between rows of the train table; null: automatic")
     eval_frequency: int = Field(10000, ge=1, description="frames between evaluations, which are also the checkpoints")
     rigorous_eval: int = Field(
@@ -144,6 +198,17 @@ class MetaSpec(Settings):
         "auto", description="compile the learn step; auto: where the run is long enough to pay for it"
     )
     device: str = Field("cpu", description="where to compute: 'auto', 'cpu', 'cuda', 'cuda:0', 'mps'")
+
+    @field_validator("search_scheduler", mode="before")
+    @classmethod
+    def _by_its_name(cls, scheduler: Any) -> Any:
+        return {"name": scheduler} if isinstance(scheduler, str) else scheduler
+
+    @model_validator(mode="after")
+    def _scheduler_of_its_search(self) -> MetaSpec:
+        if self.search_scheduler is not None and (self.search_scheduler.name == "pbt") != (self.search == "pbt"):
+            raise ValueError("search_scheduler 'pbt' goes with search 'pbt', and no other does")
+        return self
 
     @field_validator("device")
     @classmethod

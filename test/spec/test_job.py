@@ -28,9 +28,9 @@ def test_a_mode_says_what_to_do_and_with_which_run(mode, verb, target):
         ("enjoy", "'enjoy' of which run? enjoy@latest, or enjoy@data/RUN"),
         ("train@", "'train@' of which run? train@latest, or train@data/RUN"),
         ("dev@latest", "mode 'dev' starts a new run; it takes no '@'"),
-        ("search", "mode 'search' is not available in this version; train one spec with 'train'"),
-        ("serch", "no mode 'serch'; modes: train, dev, train@latest, enjoy@latest"),
-        ("", "no mode ''; modes: train, dev"),
+        ("search@", "'search@' of which run? search@latest, or search@data/RUN"),
+        ("serch", "no mode 'serch'; did you mean 'search'?"),
+        ("", "no mode ''; modes: train, dev, search"),
     ],
 )
 def test_a_wrong_mode_names_the_nearest(mode, message):

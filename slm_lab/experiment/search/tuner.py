@@ -1,0 +1,238 @@
+"""The trials of a plan on Ray Tune: Ray runs them wherever there is room, begins those again whose process died, and
+asks a scheduler which go on. With `runner` and `choosers` this is all that knows Ray; it needs the extra `search`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import shutil
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+QUIET = {  # who stops Ray and who prints is the lab's business, and nothing is told to others of what is run
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
+    "RAY_AIR_NEW_OUTPUT": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+os.environ.update({name: value for name, value in QUIET.items() if name not in os.environ})
+
+import ray  # noqa: E402
+from ray import tune  # noqa: E402
+from ray.tune import schedulers  # noqa: E402
+
+from slm_lab.errors import InputError  # noqa: E402
+from slm_lab.experiment.search.board import Board  # noqa: E402
+from slm_lab.experiment.search.choosers import Chooser, OptunaChooser  # noqa: E402
+from slm_lab.experiment.search.plan import FAILED, RUNNING, STOPPED_EARLY, Plan, Record  # noqa: E402
+from slm_lab.experiment.search.runner import run_trial  # noqa: E402
+from slm_lab.lib import seeds  # noqa: E402
+from slm_lab.lib.machine import usable_cores  # noqa: E402
+from slm_lab.spec.schema import Spec  # noqa: E402
+
+OBJECT_STORE = 128 * 2**20  # bytes; what goes through it is small
+TIME = "frame"  # what a trial has come to is compared at the same
+
+
+@contextmanager
+def ray_running(address: str | None) -> Iterator[None]:
+    """Ray on this machine's cores, stopped at the end; or the cluster at that address ("auto": the one found here)."""
+    if ray.is_initialized():
+        yield
+        return
+    quietly: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
+    address = address or os.environ.get("RAY_ADDRESS")
+    try:
+        if address:
+            ray.init(address=address, **quietly)
+        else:
+            ray.init(num_cpus=usable_cores(), include_dashboard=False, object_store_memory=OBJECT_STORE, **quietly)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise InputError(f"no Ray cluster at {address}: {str(error).splitlines()[0]}") from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def run_trials(
+    plan: Plan,
+    spec: Spec,
+    board: Board,
+    *,
+    stopping: Callable[[], bool],
+    scores: dict[int, float | None],
+    retried: Callable[[int], None],
+    ended: Callable[[int, Record], None],
+) -> None:
+    """Run what is left of the plan. `spec`: of any trial; `stopping`: asked all the time; `scores`: of the trials that
+    have ended before; `retried`, `ended`: are told of trials."""
+    meta = plan.meta
+    scheduler = make_scheduler(plan, spec)
+    tells_again = meta.search_scheduler is not None and meta.search != "pbt"
+    chooser = (
+        OptunaChooser(plan, tells_again, scores.items()) if meta.search == "optuna" else Chooser(plan, tells_again)
+    )
+    watch = Watch(plan, board, chooser, stopping, retried, ended)
+    shutil.rmtree(plan.run.ray_folder, ignore_errors=True)  # of an earlier run of the search: nothing is read from it
+    population = meta.search == "pbt"
+    trainable = tune.with_resources(partial(run_trial, plan=plan, tells_again=tells_again), _resources(plan))
+    tuner = tune.Tuner(
+        trainable,
+        param_space=_members(chooser) if population else None,
+        tune_config=tune.TuneConfig(
+            search_alg=None if population else chooser,
+            scheduler=scheduler,
+            num_samples=1 if population else -1,  # until the chooser has no more
+            max_concurrent_trials=meta.max_concurrent,
+            reuse_actors=not population,
+            trial_name_creator=_name,
+            trial_dirname_creator=_name,
+        ),
+        run_config=tune.RunConfig(
+            name=plan.run.ray_folder.name,
+            storage_path=str(plan.run.root.absolute()),
+            failure_config=tune.FailureConfig(max_failures=meta.max_failures),
+            checkpoint_config=tune.CheckpointConfig(num_to_keep=3),
+            callbacks=[watch],
+            verbose=0,
+        ),
+    )
+    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # a trial's death is told by the board
+    warnings.filterwarnings("ignore", module="ray.tune")
+    random.seed(seeds.derive(meta.seed or 0, "search", "scheduler"))
+    tuner.fit()
+
+
+def _members(chooser: Chooser) -> dict[str, Any]:
+    """A population as Ray wants it: all at once, and from no chooser of others."""
+    members: list[dict[str, Any]] = []
+    while isinstance(member := chooser.suggest(str(len(members))), dict):
+        members.append(member)
+    draws = {member["trial"]: member["draw"] for member in members}
+    return {"trial": tune.grid_search(list(draws)), "draw": tune.sample_from(lambda config: draws[config["trial"]])}
+
+
+def _name(trial: Any) -> str:
+    """Once for all: what takes over from another takes its whole config."""
+    return f"t{trial.config['trial']}"
+
+
+def index_of(trial: Any) -> int:
+    return int(str(trial).removeprefix("t"))
+
+
+def _resources(plan: Plan) -> Any:
+    wanted = plan.meta.search_resources
+    return {"cpu": wanted.cpu, "gpu": wanted.gpu} if wanted.gpu else {"cpu": wanted.cpu}
+
+
+def make_scheduler(plan: Plan, spec: Spec) -> Any:
+    """The one that the plan names, in frames of all sessions of a trial together."""
+    chosen, metric = plan.meta.search_scheduler, {"metric": plan.meta.search_metric, "mode": plan.meta.search_mode}
+    sessions = spec.meta.max_session
+    whole = spec.env.max_frame * (1 if spec.meta.distributed else sessions)
+    if plan.meta.search == "pbt":
+        return _population(plan, whole // 10)
+    if chosen is None:
+        return None
+    grace = chosen.grace_period or max(1, whole // 10)
+    if chosen.name == "median":
+        return schedulers.MedianStoppingRule(time_attr=TIME, grace_period=grace, min_samples_required=3, **metric)
+    return schedulers.AsyncHyperBandScheduler(
+        time_attr=TIME, max_t=whole + 1, grace_period=grace, reduction_factor=chosen.reduction_factor, **metric
+    )
+
+
+def _population(plan: Plan, interval: int) -> Any:
+    chosen = plan.meta.search_scheduler
+    keys = [key for key in plan.space.all_keys() if key.kind != "grid_search"]
+    settings: dict[str, Any] = {"perturbation_interval": interval}
+    if chosen is not None:
+        settings = {
+            "perturbation_interval": chosen.interval or interval,
+            "quantile_fraction": chosen.quantile,
+            "resample_probability": chosen.resample,
+        }
+    mutations = {key.name: list(range(len(key.options))) if key.options else partial(_anew, key) for key in keys}
+
+    def keep_in_range(config: dict[str, Any]) -> dict[str, Any]:
+        draw = config["draw"]
+        return {**config, "draw": {**draw, **{key.name: key.near(draw[key.name]) for key in keys}}}
+
+    return schedulers.PopulationBasedTraining(
+        time_attr=TIME,
+        metric=plan.meta.search_metric,
+        mode=plan.meta.search_mode,
+        hyperparam_mutations={"draw": mutations},
+        custom_explore_fn=keep_in_range,
+        **settings,
+    )
+
+
+def _anew(key: Any) -> Any:
+    return key.at(random.random())
+
+
+class Watch(tune.Callback):
+    """Tells the board what Ray tells, hands the word to stop on, and sees to it that no end of a trial is lost."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        board: Board,
+        chooser: Chooser,
+        stopping: Callable[[], bool],
+        retried: Callable[[int], None],
+        ended: Callable[[int, Record], None],
+    ):
+        self.plan, self.board, self.chooser = plan, board, chooser
+        self.stopping, self.retried, self.ended = stopping, retried, ended
+
+    def __getstate__(self) -> dict:
+        """Ray keeps a copy of what it is given, which is never read."""
+        return {}
+
+    def on_step_begin(self, iteration: int, trials: list, **info: Any) -> None:
+        if not self.chooser.stopping and self.stopping():
+            self.chooser.stopping = True
+            self.plan.run.stop_file.touch()
+        self.board.refresh()
+
+    def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
+        self.board.started(index_of(trial), self.plan.space.values(trial.config["draw"]))
+
+    def on_trial_result(self, iteration: int, trials: list, trial: Any, result: dict, **info: Any) -> None:
+        self.board.told(index_of(trial), result)
+
+    def on_trial_recover(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
+        self.retried(index_of(trial))
+
+    def on_trial_complete(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
+        """It came to an end of its own, which its record tells, or the scheduler gave it up."""
+        index = index_of(trial)
+        folder, draw = self.plan.folder(index), trial.config["draw"]
+        record = Record.read(folder, self.plan.space) or Record(draw)
+        if record.status == RUNNING and not self.chooser.stopping:
+            record = Record(record.draw, STOPPED_EARLY)
+            record.write(folder)
+            for session in folder.sessions():
+                shutil.rmtree(session.memory_folder, ignore_errors=True)
+        self._end(index, record)
+
+    def on_trial_error(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
+        index = index_of(trial)
+        died = f"its process died {trial.num_failures} times; was memory short?"
+        record = Record(trial.config["draw"], FAILED, died)
+        record.write(self.plan.folder(index))
+        self._end(index, record)
+
+    def _end(self, index: int, record: Record) -> None:
+        self.board.ended(index, "interrupted" if record.status == RUNNING else record.status, record.error)
+        self.ended(index, record)
