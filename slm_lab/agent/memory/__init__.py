@@ -9,7 +9,7 @@ from typing import Any
 from gymnasium import spaces
 
 from slm_lab.agent.memory.memory import Memory
-from slm_lab.errors import InvalidMemorySpec, SpecError
+from slm_lab.errors import InvalidMemorySpec, Mistake, SpecError
 from slm_lab.spec import registry
 from slm_lab.spec.schema import read_block
 from slm_lab.spec.settings import Settings
@@ -57,4 +57,5 @@ def _read(block: Any) -> Settings:
     try:
         return read_block("memory", {"name": "Replay", **block} if isinstance(block, dict) else block)
     except SpecError as problem:
-        raise InvalidMemorySpec(problem.mistakes) from None
+        mistakes = [Mistake(mistake.path.lstrip("."), mistake.problem) for mistake in problem.mistakes]
+        raise InvalidMemorySpec(mistakes) from None

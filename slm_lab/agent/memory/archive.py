@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from slm_lab.agent.memory.ring import TERMINATED, TRUNCATED
+from slm_lab.agent.memory.ring import CUT, TERMINATED, TRUNCATED
 from slm_lab.agent.memory.store import Store
 from slm_lab.agent.memory.view import Transitions
 from slm_lab.errors import EmptyMemory, InvalidRow, RunError
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from slm_lab.agent.memory.memory import Memory
 
 CHUNK = 4096  # rows exported at a time: a memory on disk may not fit into RAM
+FLAGS = {"terminated": TERMINATED, "truncated": TRUNCATED, "cut": CUT}
 
 
 class Saved:
@@ -31,36 +32,60 @@ class Saved:
         self.folder = folder
         self.store = Store(folder, waits=False)
         self.trees = tree_file.TurnAndTurn((folder / "tree_a.safetensors", folder / "tree_b.safetensors"))
+        self.left: dict[str, tuple[int, ...]] = {}
+
+    def leave(self) -> None:
+        """Remember the files as they are now, to find out whether somebody else changes them."""
+        self.left = _files(self.folder)
+
+    def is_as_left(self) -> bool:
+        return self.left == _files(self.folder)
+
+
+def _files(folder: Path) -> dict[str, tuple[int, ...]]:
+    """What tells each of the saved files from what may come in its place."""
+    told: dict[str, tuple[int, ...]] = {}
+    for file in (*folder.glob("rows_*.bin"), *folder.glob("tree_?.safetensors")):
+        with suppress(FileNotFoundError):
+            status = file.stat()
+            told[file.name] = status.st_ino, status.st_size, status.st_mtime_ns
+    return told
 
 
 def save(memory: Memory, folder: Path) -> None:
     """The save before stays good until this one is whole. Rows and tree go to the disk at the same time: a tree whose
-    rows have not arrived is told by their checksums."""
-    if memory.saved is None or memory.saved.folder != folder:
+    rows have not arrived is told by their checksums. Where the files are not those of the save before, all is written.
+    """
+    if memory.saved is None or memory.saved.folder != folder or not memory.saved.is_as_left():
         memory.saved = Saved(folder)
-    with rows_in(memory, memory.saved.store):
-        tree = memory.state_dict()
-    memory.saved.trees.save(tree, also=memory.saved.store.wait)
-    memory.saved.store.confirm()
+    saved = memory.saved
+    try:
+        with rows_in(memory, saved.store):
+            tree = memory.state_dict()
+        saved.trees.save(tree, also=saved.store.wait)
+        saved.store.confirm()
+    finally:
+        saved.leave()
 
 
 def load(memory: Memory, folder: Path) -> None:
-    """The last save, or the one before it where the last one is damaged; where both are, the memory is empty after."""
-    memory.saved = saved = Saved(folder)
+    """The last save, or the one before it where the last one is damaged or does not fit. Where neither can be loaded,
+    the memory is as it was if that showed before rows were read, and else it is empty."""
+    saved = Saved(folder)
     found, troubles = saved.trees.load_newest_first()
     for file, tree in found:
         saved.store = Store(folder, waits=False)
         try:
             with rows_in(memory, saved.store):
                 memory.load_state_dict(tree)
+            saved.leave()
+            memory.saved = saved
             return
         except RunError as error:
             troubles.append(str(error))
         except (KeyError, TypeError, ValueError, AttributeError, MemoryError, OverflowError) as error:
             troubles.append(f"{file}: not a memory's state ({type(error).__name__}: {error})")
         saved.trees.damaged(file)
-    memory.saved = None
-    memory._use_layout(memory.ring.layout)
     raise RunError("no memory could be loaded:\n  " + "\n  ".join(troubles))
 
 
@@ -75,7 +100,8 @@ def rows_in(memory: Memory, store: Store) -> Iterator[None]:
 
 
 def export(memory: Memory, path: str | Path) -> None:
-    """One array a field, env by env in time order; `order` is a row's write id, `env` the env that it is from."""
+    """One array a field, env by env in time order; `order` is a row's write id, `env` the env that it is from, `cut`
+    tells that the next row does not continue it though its episode did not end."""
     if str(path).startswith("minari:"):
         from slm_lab.agent.memory import minari_io
 
@@ -111,7 +137,8 @@ def import_(memory: Memory, path: str | Path) -> None:
 
 
 def add_arrays(memory: Memory, arrays: dict[str, np.ndarray]) -> None:
-    """Arrays as in the file; without `env` all rows are env 0's, without `order` they are in order."""
+    """Arrays as in the file; without `env` all rows are env 0's, without `order` they are in order, and without `cut`
+    only those are cut off whose next_obs is not what follows."""
     if "reward" not in arrays or not arrays["reward"].ndim:
         raise InvalidRow("reward: missing; needed are obs, action, reward, terminated, truncated and next_obs")
     count = len(arrays["reward"])
@@ -120,15 +147,17 @@ def add_arrays(memory: Memory, arrays: dict[str, np.ndarray]) -> None:
         raise InvalidRow(f"{short[0]}: shape {arrays[short[0]].shape}, but there are {count} rewards")
     env = arrays.pop("env", np.zeros(count, np.int64))
     order = arrays.pop("order", np.arange(count))
+    cut = arrays.pop("cut", np.zeros(count, np.bool_))
     places = np.lexsort((order, env))
     envs = np.unique(env)
     if envs.dtype.kind not in "iu" or (envs < 0).any() or (envs >= memory.num_envs).any():
         raise InvalidRow(f"env: {envs.tolist()} are given, this memory holds rows of envs 0 to {memory.num_envs - 1}")
-    parts = [(int(one), _as_rows(arrays, places[env[places] == one])) for one in envs]
-    for _, rows in parts:
+    of_envs = [places[env[places] == one] for one in envs]
+    parts = [(int(one), _as_rows(arrays, own), cut[own]) for one, own in zip(envs, of_envs, strict=True)]
+    for _, rows, _ in parts:
         memory.validate(rows)
-    for one, rows in parts:
-        memory.add_rows(rows, one)
+    for one, rows, own_cut in parts:
+        memory.add_rows(rows, one, cut=own_cut)
 
 
 class Rows:
@@ -136,21 +165,19 @@ class Rows:
 
     def __init__(self, memory: Memory):
         self.ring = memory.ring
-        self._view = Transitions(memory.ring, memory.gamma)
+        self._view = Transitions(memory.ring, memory.gamma, as_stored=True)
         self.arrays: dict[str, tuple[np.dtype, tuple[int, ...]]] = {}
         for part in self._view._parts:
-            part.widen = False
             name = part.group if part.key is None else f"{part.group}.{part.key}"
             self.arrays[name] = part.dtype, part.shape
         self.arrays |= {"reward": (np.dtype(np.float32), ()), "terminated": (np.dtype(bool), ())}
         self.arrays |= {"truncated": (np.dtype(bool), ()), "env": (np.dtype(np.int64), ())}
-        self.arrays |= {"order": (np.dtype(np.int64), ())}
+        self.arrays |= {"order": (np.dtype(np.int64), ()), "cut": (np.dtype(bool), ())}
 
     def read(self, name: str, ids: np.ndarray) -> np.ndarray:
         ring = self.ring
-        if name in ("terminated", "truncated"):
-            flag = TERMINATED if name == "terminated" else TRUNCATED
-            return ring.links[ring.rows_of(ids), ring.link_word] & flag > 0
+        if name in FLAGS:
+            return ring.links[ring.rows_of(ids), ring.link_word] & FLAGS[name] > 0
         if name in ("env", "order"):
             return ids % ring.num_envs if name == "env" else ids
         value: Any = self._view.read(ids)

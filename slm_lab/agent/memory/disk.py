@@ -4,13 +4,17 @@
     rows     (slots + 1) x N packed rows, from a page's beginning
     finals   room for the final observation of every row
 
-The file has its full length from the start and is sparse: a page takes room on the disk once it is written. Other
-processes that map the file (readers.py) follow the writer through the header: the sequence number is odd while rows
-are being written, and a head is moved on when the rows before it are whole.
+The file has its full length from the start and is sparse: a page takes room on the disk once it is written. A mapped
+page that the disk has no room for kills the process, so there has to be room for all rows at the start, and finals,
+of which nobody knows how many there will be, are given theirs before they are written.
+
+Other processes that map the file (readers.py) follow the writer through the header: the sequence number is odd while
+rows are being written, and a head is moved on when the rows before it are whole.
 """
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import shutil
@@ -29,17 +33,22 @@ KIND, ROWS, ROW_BYTES, FINAL_ROWS, FINAL_BYTES, ENVS, SEQUENCE, HEADS = range(8)
 
 
 class Disk:
-    """The file of one memory in `folder`, or in a temporary folder; `close` removes it, as does the process's end."""
+    """The file of one memory in `folder`, or in a temporary folder. `close` removes it, as does the process's normal
+    end; another memory's file that has taken its name stays."""
 
     def __init__(self, folder: Path | None = None):
         temporary = folder is None
         self.folder = Path(tempfile.mkdtemp(prefix="slm_lab_memory_")) if folder is None else Path(folder)
         self.file = self.folder / "rows.ring"
         made = temporary or not self.folder.exists()
-        self._finalizer = weakref.finalize(self, _remove, self.file, made, temporary)
+        self._own: list[int] = []  # inode of its present file
+        self._finalizer = weakref.finalize(self, _remove, self.file, self._own, made, temporary)
 
-    def allocate(self, rows: int, row_bytes: int, finals: int, final_bytes: int, num_envs: int) -> np.ndarray:
-        """(rows, row_bytes) zeros, in a new file that takes the place of the old one; its heads are 0.
+    def allocate(
+        self, rows: int, row_bytes: int, finals: int, final_bytes: int, num_envs: int, finals_held: int = 0
+    ) -> np.ndarray:
+        """(rows, row_bytes) zeros, in a new file that takes the place of the old one; its heads are 0. RunError where
+        the disk has no room for them and the finals held.
 
         Arrays of the old file stay valid, so that its rows can be copied over.
         """
@@ -48,7 +57,7 @@ class Disk:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             temporary.unlink(missing_ok=True)
-            self._check_room(rows * row_bytes)
+            self._check_room(rows * row_bytes + finals_held * final_bytes)
             with open(temporary, "wb+") as file:
                 file.truncate(_places(words)[-1])
                 file.write(words.tobytes())
@@ -56,11 +65,40 @@ class Disk:
         except OSError as error:
             raise RunError(f"{self.file}: cannot be written: {error.strerror or error}") from error
         self._map = FileMap(self.file)
+        self._own[:] = [os.fstat(self.descriptor).st_ino]
+        self._finals_end = 0  # bytes of finals that have their room on the disk
         return self._map.rows
 
+    @property
+    def descriptor(self) -> int:
+        """Of the open file, which its name may no longer lead to."""
+        return self._map.descriptor
+
     def finals(self, count: int) -> np.ndarray:
-        """(count, final_bytes) the first places for final observations; what they hold stays when there are more."""
-        return self._map.finals[:count]
+        """(count, final_bytes) the first places for final observations; what they hold stays when there are more.
+        RunError where the disk has no room for so many."""
+        finals = self._map.finals[:count]
+        if finals.nbytes > self._finals_end:
+            self._reserve(finals.nbytes)
+        return finals
+
+    def _reserve(self, finals_end: int) -> None:
+        """Room on the disk for the finals up to that byte, beside what rows will yet take."""
+        more = finals_end - self._finals_end
+        rows_written = max(0, os.fstat(self.descriptor).st_blocks * 512 - self._finals_end)
+        rows_to_come = max(0, self._map.rows.nbytes - rows_written)
+        free = shutil.disk_usage(self.descriptor).free
+        try:
+            if more + rows_to_come > free:
+                raise OSError(errno.ENOSPC, f"{free / 1e9:.3g} GB are free, and rows take {rows_to_come / 1e9:.3g} yet")
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(self.descriptor, self._map.finals_at + self._finals_end, more)
+        except OSError as error:
+            raise RunError(
+                f"{self.file}: no room for another {more / 1e9:.3g} GB of episodes' final observations "
+                f"({error.strerror}); lower max_size, or choose a folder on a larger disk"
+            ) from error
+        self._finals_end = finals_end
 
     def begin(self) -> None:
         """Tell readers that rows are about to be written."""
@@ -86,22 +124,23 @@ class Disk:
 
 
 class FileMap:
-    """The arrays of such a file, mapped into this process."""
+    """The arrays of such a file, mapped into this process: by its name, or by a descriptor that this one then owns."""
 
-    def __init__(self, file: Path):
-        with open(file, "rb+") as handle:
-            mapped = mmap.mmap(handle.fileno(), 0)
+    def __init__(self, file: Path | int):
+        self.descriptor = file if isinstance(file, int) else os.open(file, os.O_RDWR)
+        weakref.finalize(self, os.close, self.descriptor)
+        mapped = mmap.mmap(self.descriptor, 0)
         if hasattr(mmap, "MADV_RANDOM"):
             mapped.madvise(mmap.MADV_RANDOM)  # rows are drawn at random: reading ahead would read in vain
         content = np.frombuffer(mapped, np.uint8)
         self.words = content[: 8 * HEADS].view(np.int64)
-        heads_end, rows_at, finals_at, end = _places(self.words)
+        heads_end, rows_at, self.finals_at, end = _places(self.words)
         if self.words[KIND] != MAGIC or content.size != end:
             raise RunError(f"{file}: not a memory's file, or not whole")
         _, _, row_bytes, finals, final_bytes, _ = self.words[:SEQUENCE].tolist()
         self.heads = content[8 * HEADS : heads_end].view(np.int64)
         self.rows = content[rows_at : rows_at + int(self.words[ROWS]) * row_bytes].reshape(-1, row_bytes)
-        self.finals = content[finals_at : finals_at + finals * final_bytes].reshape(-1, final_bytes)
+        self.finals = content[self.finals_at : self.finals_at + finals * final_bytes].reshape(-1, final_bytes)
 
 
 def _places(words: np.ndarray) -> tuple[int, int, int, int]:
@@ -117,10 +156,12 @@ def _whole_pages(count: int) -> int:
     return -(-count // PAGE) * PAGE
 
 
-def _remove(file: Path, made: bool, temporary: bool) -> None:
-    """The file, and the folder if it was made for it: with all that is in it, or only if nothing is."""
+def _remove(file: Path, own: list[int], made: bool, temporary: bool) -> None:
+    """The file, if it is this memory's own, and the folder if it was made for it: with all that is in it, or only if
+    nothing is."""
     with suppress(OSError):
-        file.unlink(missing_ok=True)
+        if file.exists() and [file.stat().st_ino] == own:
+            file.unlink()
         if temporary:
             shutil.rmtree(file.parent)
         elif made:

@@ -43,7 +43,8 @@ class Episodes(Uniform):
 
     def describe(self) -> dict:
         self.note()
-        return {"episodes_to_draw": int(episodes_of(self.ends, self.first, self.last, self.ring.head).sum())}
+        ring = self.ring
+        return {"episodes_to_draw": int(episodes_of(self.ends, self.first, self.last, ring.head, ring.tail).sum())}
 
     def load_state_dict(self, tree: dict) -> None:
         self.reset()
@@ -86,13 +87,13 @@ def note_ends(links, link_word, slots, head, tail, known, ends, first, last):
 
 
 @njit
-def episodes_of(ends, first, last, head):
-    """(N,) episodes of each env, the one that goes on included."""
+def episodes_of(ends, first, last, head, tail):
+    """(N,) episodes of each env that rows are held of, the one that goes on included."""
     counts = last - first
     width = ends.shape[1]
     for env in range(head.size):
         closed = last[env] > first[env] and ends[env, (last[env] - 1) % width] == head[env]
-        counts[env] += not closed
+        counts[env] = 0 if head[env] == tail[env] else counts[env] + (not closed)
     return counts
 
 
@@ -100,10 +101,7 @@ def episodes_of(ends, first, last, head):
 def draw_by_episode(uniforms, newest, ends, first, last, head, tail, ids):
     envs = head.size
     width = ends.shape[1]
-    counts = episodes_of(ends, first, last, head)
-    for env in range(envs):
-        if head[env] == tail[env]:
-            counts[env] = 0
+    counts = episodes_of(ends, first, last, head, tail)
     total = counts.sum()
     for index in range(ids.size):
         place = min(np.int64(uniforms[0, index] * total), total - 1)

@@ -18,6 +18,7 @@ REWARD = "reward"  # float32, whatever the env computes in: a loss is float32
 LINK = "link"  # int32: flags of the row in the low bits, place of its own next_obs above them; see ring.py
 # Extras that mean something to the memory itself: where a row comes from, and the env's own discount of its step.
 SOURCE, DISCOUNT = "source", "discount"
+BURN_IN = "burn_in"  # an extra of windows, which counts the rows before those to learn from
 OWN_DTYPES = {SOURCE: np.dtype(np.int32), DISCOUNT: np.dtype(np.float32)}
 
 
@@ -52,6 +53,10 @@ def fields_of(space: spaces.Space, group: str, key: str | None = None) -> list[F
     """The leaves of a space, with the dtypes of the env."""
     if isinstance(space, spaces.Dict | spaces.Tuple):
         parts = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
+        if isinstance(space, spaces.Dict) and (dotted := [name for name in space.spaces if "." in str(name)]):
+            raise InvalidMemorySpec(
+                f"{group}: the key '{dotted[0]}' has a dot, which parts the names of nested spaces here; rename it"
+            )
         return [leaf for name, part in parts for leaf in fields_of(part, group, _dotted(key, name))]
     if isinstance(space, spaces.Discrete):
         return [Field(group, key, np.dtype(np.int64), ())]
@@ -78,6 +83,10 @@ def in_stacks(fields: Iterable[Field], stack: int) -> list[Field]:
 
 def fields_of_extras(extras: Mapping[str, np.ndarray]) -> list[Field]:
     """Fields for what a caller adds to its rows, by the arrays of its first add; their leading axis is the env axis."""
+    if BURN_IN in extras:
+        raise InvalidRow(
+            f"{BURN_IN}: windows of rows have an extra of that name, which counts; call this one otherwise"
+        )
     for name, array in extras.items():
         if array.dtype.kind not in "biuf":
             raise InvalidRow(f"{name}: {array.dtype} values were given; a row holds numbers and booleans")

@@ -51,6 +51,8 @@ class GoalPlace:
             self.columns = _columns(place)
             if not self.columns.size or self.columns.min() < 0 or self.columns.max() >= field.shape[0]:
                 raise _misplaced(key, f"{_told(place)} does not fit an observation of {field.shape[0]} numbers")
+            if np.unique(self.columns).size < self.columns.size:
+                raise _misplaced(key, f"{_told(place)} names a number of the observation twice")
             self.shape = (self.columns.size,)
             spans = [(offset + size * column, size) for column in self.columns.tolist()]
         self.spans = np.array(spans, np.int64)  # (S, 2) offset and size in bytes

@@ -6,7 +6,7 @@ stays as it was.
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, Self
+from typing import ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from pydantic import Field, field_validator, model_validator
 from slm_lab.agent.memory.episodes import Episodes
 from slm_lab.agent.memory.fields import DISCOUNT, Layout
 from slm_lab.agent.memory.goals import GoalFunction, GoalPlace, Place, ask, done_function, reward_function
+from slm_lab.agent.memory.keys import KEYS
 from slm_lab.agent.memory.presets import OptionallyPrioritized, OptionallyPrioritizedSettings
 from slm_lab.agent.memory.ring import FLAG_BITS, TERMINATED
 from slm_lab.errors import InvalidMemorySpec, Mistake
@@ -26,6 +27,10 @@ PLACE = "a part of a Dict observation, or of a flat one [start, stop] or {'indic
 
 
 class HindsightReplaySettings(OptionallyPrioritizedSettings):
+    beside: ClassVar[dict[str, str]] = dict.fromkeys(
+        KEYS["SequenceReplay"], "relabelled rows would change goals within a window: use SequenceReplay without goals"
+    )
+
     name: Literal["HindsightReplay"] = "HindsightReplay"
     strategy: Literal["future", "final", "episode"] = Field(
         "future",
@@ -97,6 +102,9 @@ def goals_of(
     desired = GoalPlace(layout, settings.desired, "desired")
     if achieved.shape != desired.shape:
         problem = f"has shape {desired.shape}, and achieved {achieved.shape}: they must be alike"
+        raise InvalidMemorySpec([Mistake("desired", problem)])
+    if achieved.columns is not None and np.intersect1d(achieved.columns, desired.columns).size:
+        problem = "shares numbers with achieved, which a goal that is put there would change"
         raise InvalidMemorySpec([Mistake("desired", problem)])
     threshold = settings.distance_threshold
     reward = reward_function(settings.reward_fn, compute_reward, threshold)

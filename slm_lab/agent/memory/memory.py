@@ -7,7 +7,7 @@ learn). A preset in presets.py chooses them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from operator import itemgetter
+from operator import index, itemgetter
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -40,6 +40,7 @@ class Memory:
     Settings: ClassVar[type[Settings]]
     on_policy: ClassVar[bool]
     gives: ClassVar[str] = "transitions"  # what its batches consist of; an algorithm says what it `learns_from`
+    parts_of_state: ClassVar[tuple[str, ...]] = ("fields", "ring", "sampler", "trigger", "generator")
 
     def __init__(
         self,
@@ -56,6 +57,9 @@ class Memory:
         compute_reward: Callable | None = None,
         compute_terminated: Callable | None = None,
     ):
+        whole("num_envs", num_envs)
+        if not 0 <= gamma <= 1:
+            raise InvalidMemorySpec(f"gamma: {gamma} was given; a discount lies in [0, 1]")
         self.settings = settings
         self.compute_reward = compute_reward  # what the env says of another goal, for memories that relabel rows
         self.compute_terminated = compute_terminated
@@ -205,14 +209,21 @@ class Memory:
         if self.saved is not None:  # the ring tells the store of a session's checkpoints, this is that of `save`
             self.saved.store.taken_back(self.ring.head)
 
-    def add_rows(self, rows: Mapping[str, Any], env: int = 0, source: Any = None, ordered: bool = True) -> None:
-        """Write T rows of one env in time order: {"obs": (T, ...), "action": (T, ...), ...}, the names of `add`.
+    def add_rows(
+        self, rows: Mapping[str, Any], env: int = 0, source: Any = None, ordered: bool = True, cut: Any = None
+    ) -> None:
+        """Write T rows of one env in time order: {"obs": (T, ...), "action": (T, ...), ...}, the names of `add`; none
+        where T is 0.
 
         Rows that are not `ordered` in time are each kept with a next_obs of their own; no horizon leads out of them.
+        Nor does one lead out of rows where `cut` (T,) is true.
         """
         if not 0 <= env < self.num_envs:
             raise InvalidRow(f"env: {env} was given, this memory holds rows of envs 0 to {self.num_envs - 1}")
-        self._write(self._staged(rows, source), env, ordered)
+        stage = self._staged(rows, source)
+        if cut is not None:
+            stage.cut(cut)
+        self._write(stage, env, ordered)
 
     def validate(self, rows: Mapping[str, Any], source: Any = None, bounds: bool = True) -> None:
         """Raise InvalidRow if `add_rows` would, or where a value is not finite or lies outside its space (unless
@@ -226,7 +237,7 @@ class Memory:
             if rows.get(name) is None:
                 raise InvalidRow(f"{name}: missing; a row has {', '.join(STANDARD)}")
         extras = {name: value for name, value in rows.items() if name not in STANDARD}
-        count = as_array(rows["reward"]).size
+        count = as_array(rows["reward"], "reward").size
         if source is not None or (self.ring.source_word >= 0 and SOURCE not in extras):
             extras[SOURCE] = _per_row(source, count)
         stage = self._stage_for(extras, count)
@@ -242,10 +253,14 @@ class Memory:
         if missing:
             raise InvalidRow(f"extras: {missing} are missing; this memory's settings need them in every row")
         if extras:
-            layout = layout.with_extras(fields_of_extras({name: as_array(value) for name, value in extras.items()}))
+            layout = layout.with_extras(
+                fields_of_extras({name: as_array(value, name) for name, value in extras.items()})
+            )
         return Stage(layout, count)
 
     def _write(self, stage: Stage, env: int | None = None, ordered: bool = True) -> None:
+        if not stage.count:
+            return
         if stage.layout is not self.ring.layout:  # the first row has extras
             self._use_layout(stage.layout)
         self.ring.write(stage, env, ordered)
@@ -273,14 +288,11 @@ class Memory:
         What is not given is as in the settings.
         """
         count, steps, length = self._usual
-        count = count if batch_size is None else batch_size
-        steps = steps if n_step is None else n_step
-        length = length if sequence_length is None else sequence_length
-        if count is None or count < 1 or steps < 1 or (length is not None and length < 1):
-            raise InvalidMemorySpec(
-                f"sample: batch_size {count}, n_step {steps} and sequence_length {length} were asked for; each is at "
-                "least 1"
-            )
+        count = count if batch_size is None else whole("sample: batch_size", batch_size)
+        steps = steps if n_step is None else whole("sample: n_step", n_step)
+        length = length if sequence_length is None else whole("sample: sequence_length", sequence_length)
+        if count is None:
+            raise InvalidMemorySpec(f"sample: {self.settings.name} has no batch_size of its own; say how many rows")
         if self.ring.size == 0:
             raise EmptyMemory(f"sample: the memory holds 0 rows; {count} were asked for and at least 1 is needed")
         ids, weight = self.sampler.draw(self.rng, count, source)
@@ -326,6 +338,7 @@ class Memory:
                 f"batches: part '{part}' and member {member} were asked for; {self.settings.name} has no "
                 "validation rows and no members: use ModelBasedReplay"
             )
+        batch_size = whole("batches: batch_size", batch_size)
         return self._minibatches_of(self.all() if of is None else of, batch_size, epochs)
 
     def _minibatches_of(self, of: Batch, batch_size: int, epochs: int) -> Iterator[Batch]:
@@ -342,9 +355,7 @@ class Memory:
 
     def resize(self, max_size: int) -> None:
         """Hold so many rows from now on, rounded as in the setting; the newest are kept, with their priorities."""
-        if max_size < 1:
-            raise InvalidMemorySpec(f"resize: {max_size} was asked for; a memory holds at least 1 row")
-        slots = max(1, max_size // self.num_envs)
+        slots = max(1, whole("resize: max_size", max_size) // self.num_envs)
         self.ring.drop(np.maximum(self.ring.tail, self.ring.head - slots))
         sampler = self.sampler.state_dict()
         self.ring.resize(slots)
@@ -355,7 +366,8 @@ class Memory:
         archive.save(self, Path(path))
 
     def load(self, path: str | Path) -> None:
-        """Become the memory that was saved there."""
+        """Become the memory that was saved there. RunError where nothing there fits this one, which stays as it is; and
+        where rows are damaged, which shows as they are read, so that this one is empty after."""
         archive.load(self, Path(path))
 
     def export(self, path: str | Path) -> None:
@@ -414,12 +426,39 @@ class Memory:
         }
 
     def load_state_dict(self, tree: dict) -> None:
-        """Become that memory: the next samples are the same."""
+        """Become that memory: the next samples are the same.
+
+        What does not fit is refused with RunError before anything is changed. Where rows turn out to be damaged while
+        they are read, this memory is empty after.
+        """
+        saved = self._fitting(tree)
+        try:
+            self._use_layout(saved)
+            self._take_on(tree)
+        except BaseException:
+            self._use_layout(self.ring.layout.with_extras(()))
+            raise
+
+    def _fitting(self, tree: dict) -> Layout:
+        """The layout of that memory's rows; raises where it is plain from the tree that they cannot be held here."""
+        if missing := self._missing_in(tree):
+            raise RunError(f"the save of another kind of memory: it lacks {missing}, which {self.settings.name} needs")
         saved = Layout.from_description(tree["fields"])
         here = self.ring.layout
         if (saved.obs, saved.action) != (here.obs, here.action):
             raise RunError(f"the saved memory holds {saved.describe()}, this one {here.describe()}")
-        self._use_layout(saved)
+        self.ring.check_state(tree["ring"], saved)
+        return saved
+
+    def _missing_in(self, tree: dict) -> str:
+        """What a memory of this kind needs and the tree does not have."""
+        missing = [name for name in self.parts_of_state if name not in tree]
+        for name, part in (("sampler", self.sampler), ("trigger", self.trigger)):
+            missing += [f"{name}.{key}" for key in part.state_dict() if key not in tree.get(name, {})]
+        return ", ".join(missing)
+
+    def _take_on(self, tree: dict) -> None:
+        """Everything that a tree which fits tells; the layout is its already."""
         self.ring.load_state_dict(tree["ring"])
         self.sampler.load_state_dict(tree["sampler"])
         self.trigger.load_state_dict(tree["trigger"])
@@ -436,6 +475,20 @@ def _check_room(settings: Any, row_bytes: int) -> list[Mistake]:
     return [Mistake("max_size", f"{needed}, this machine has {there / 2**30:,.0f} GiB of memory: hold fewer{or_else}")]
 
 
+def whole(name: str, number: Any) -> int:
+    """The number, a whole one of at least 1; InvalidMemorySpec if it is none."""
+    try:
+        if (count := index(number)) >= 1:
+            return count
+    except TypeError:
+        pass
+    raise InvalidMemorySpec(f"{name} {number!r} was given; a whole number of at least 1 is needed")
+
+
 def _per_row(source: Any, count: int) -> np.ndarray:
     """(count,) the sources of rows that come from one, or from one each; 0 where none was told."""
-    return np.broadcast_to(as_array(0 if source is None else source), (count,))
+    sources = as_array(0 if source is None else source, SOURCE)
+    try:
+        return np.broadcast_to(sources, (count,))
+    except ValueError:
+        raise InvalidRow(f"source: shape {sources.shape} was given for {count} rows; one for all or each") from None

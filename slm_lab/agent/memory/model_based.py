@@ -5,30 +5,31 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
 from gymnasium import spaces
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from slm_lab.agent.memory.disk import Disk
 from slm_lab.agent.memory.encoding import Encoding, Normalizer
 from slm_lab.agent.memory.fields import Layout
-from slm_lab.agent.memory.memory import Memory
+from slm_lab.agent.memory.keys import MemorySettings
+from slm_lab.agent.memory.memory import Memory, whole
 from slm_lab.agent.memory.ring import TERMINATED, Ring
 from slm_lab.agent.memory.split import Split
 from slm_lab.agent.memory.trigger import EveryFrames
+from slm_lab.agent.memory.view import Transitions
 from slm_lab.errors import EmptyMemory, InvalidMemorySpec, Mistake
 from slm_lab.lib import seeds
-from slm_lab.spec.settings import Settings
 
 CHUNK = 65_536  # rows read at a time to fit a normaliser
 ROWS_AT_FIRST = 1024  # of a dataset that grows
 
 
-class ModelBasedReplaySettings(Settings):
+class ModelBasedReplaySettings(MemorySettings):
     name: Literal["ModelBasedReplay"] = "ModelBasedReplay"
     max_size: int | None = Field(None, ge=1, description="rows held, the oldest give way; null: all, and it grows")
     batch_size: int = Field(256, ge=1, description="rows of a minibatch")
@@ -55,6 +56,15 @@ class ModelBasedReplaySettings(Settings):
         "ram", description="where the rows are: in RAM, or in a memory-mapped file that may be larger than it"
     )
 
+    @model_validator(mode="after")
+    def _patience_has_a_measure(self) -> Self:
+        if self.patience is not None and not self.validation:
+            raise ValueError(
+                "patience waits for a better validation loss, and validation 0 leaves no rows to measure it: drop "
+                "patience, or let a share be for validation"
+            )
+        return self
+
 
 @dataclass(slots=True)
 class ModelBatch:
@@ -74,6 +84,7 @@ class ModelBasedReplay(Memory):
     Settings = ModelBasedReplaySettings
     on_policy = False
     gives = "rows for a model"
+    parts_of_state = (*Memory.parts_of_state, "split", "scales", "fitted_at")
     settings: ModelBasedReplaySettings
 
     def __init__(self, settings: Any, observation_space: spaces.Space, action_space: spaces.Space, **keywords: Any):
@@ -98,9 +109,11 @@ class ModelBasedReplay(Memory):
 
     def _use_layout(self, layout: Layout) -> None:
         super()._use_layout(layout)
+        self._as_stored = Transitions(self.ring, self.gamma, as_stored=True)
         self._split = Split(self.ring, self.settings.validation, self.settings.split_by == "episode", self._split_seed)
         self.obs_scale, self.target_scale = Normalizer(self.encode_obs.width), Normalizer(self.encode_obs.width)
-        self.action_scale, self.reward_scale = Normalizer(self.encode_action.width), Normalizer(1)
+        self.action_scale = Normalizer(self.encode_action.width, self.encode_action.classes)
+        self.reward_scale = Normalizer(1)
         self._fitted_at = -1  # rows seen when the normalisers were last fitted
 
     def _write(self, *args: Any, **keywords: Any) -> None:
@@ -111,6 +124,11 @@ class ModelBasedReplay(Memory):
         super()._taken_back(ids)
         self._split.taken_back()
         self._fitted_at = -1
+
+    def resize(self, max_size: int) -> None:
+        """Hold the newest so many rows from now on, also where all were held."""
+        super().resize(max_size)
+        self.ring.grows = False
 
     def reset(self) -> None:
         super().reset()
@@ -138,6 +156,7 @@ class ModelBasedReplay(Memory):
         Training rows come in a fresh order each epoch: all of them, or the training set of an ensemble's `member`,
         which stays the same until rows are added. Validation rows come in time order, the same for every member.
         """
+        count = self.settings.batch_size if batch_size is None else whole("batches: batch_size", batch_size)
         ids = self.ids_of(part)
         if not ids.size:
             raise EmptyMemory(f"batches: none of the {self.size} rows held are for {part}; at least 1 is needed")
@@ -146,7 +165,7 @@ class ModelBasedReplay(Memory):
                 f"batches: member {member} was asked for; there are 0 to {self.settings.members - 1}"
             )
         self.fit_scales()
-        return self._minibatches(ids, batch_size or self.settings.batch_size, epochs, part == "train", member)
+        return self._minibatches(ids, count, epochs, part == "train", member)
 
     def _minibatches(
         self, ids: np.ndarray, batch_size: int, epochs: int, shuffled: bool, member: int | None
@@ -174,22 +193,28 @@ class ModelBasedReplay(Memory):
         return ModelBatch(obs, action, target, reward, terminated, torch.from_numpy(ids))
 
     def _raw(self, ids: np.ndarray) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        batch = self.view.read(ids)
-        obs, target = self.encode_obs(batch.obs), self.encode_obs(batch.next_obs)
+        batch = self._as_stored.read(ids)
+        obs, target = self.encode_obs.exact(batch.obs), self.encode_obs.exact(batch.next_obs)
         if self.settings.target == "delta":
             target = target - obs
-        return obs, self.encode_action(batch.action), target, batch.reward
+        return obs.float(), self.encode_action(batch.action), target.float(), batch.reward
 
     def fit_scales(self) -> None:
         """Fit the normalisers to the training rows, if rows were added since they last were."""
         if not self.settings.normalize or self._fitted_at == self.seen:
             return
         ids = self.ids_of("train")
-        chunks = [ids[start : start + CHUNK] for start in range(0, ids.size, CHUNK)]
-        scales = [self.obs_scale, self.action_scale, self.target_scale, self.reward_scale]
-        for place, scale in enumerate(scales):
-            if place != 1 or self.encode_action.numeric:  # one-hot actions stay as they are
-                scale.fit(self._raw(chunk)[place].view(len(chunk), -1) for chunk in chunks)
+
+        def columns(place: int) -> Iterator[Tensor]:
+            chunks = (ids[start : start + CHUNK] for start in range(0, ids.size, CHUNK))
+            return (self._raw(chunk)[place].view(len(chunk), -1) for chunk in chunks)
+
+        size = self.obs_scale.fit(columns(0))
+        if not self.encode_action.classes.all():
+            self.action_scale.fit(columns(1))
+        rounding = self.encode_obs.rounding * size if self.settings.target == "delta" else 0.0
+        self.target_scale.fit(columns(2), rounding)
+        self.reward_scale.fit(columns(3))
         self._fitted_at = self.seen
 
     def _scales(self) -> dict[str, Normalizer]:
@@ -219,8 +244,8 @@ class ModelBasedReplay(Memory):
             "fitted_at": self._fitted_at,
         }
 
-    def load_state_dict(self, tree: dict) -> None:
-        super().load_state_dict(tree)
+    def _take_on(self, tree: dict) -> None:
+        super()._take_on(tree)
         self._split.load_state_dict(tree["split"])
         for name, scale in self._scales().items():
             scale.load_state_dict(tree["scales"][name])

@@ -13,6 +13,7 @@ from slm_lab.agent.memory.fields import Layout
 from slm_lab.agent.memory.presets import Replay, ReplaySettings
 from slm_lab.agent.memory.readers import SLOTS, Readers
 from slm_lab.agent.memory.sampler import Uniform
+from slm_lab.errors import InvalidMemorySpec, Mistake
 from slm_lab.types import Batch
 
 
@@ -24,7 +25,7 @@ class NStepReplaySettings(ReplaySettings):
     )
     workers: int = Field(0, ge=0, le=64, description="processes that gather batches ahead of time; 0: none")
     fetch_every: int = Field(
-        1000, ge=1, description="a row can be in every batch from this many samples after it was added, at the latest"
+        1000, ge=1, description="a new row can be drawn at this sample after it was added, if not before; 1: the next"
     )
     save_snapshot: bool = Field(False, description="save the memory at the end of the run, in its folder")
     sample_by: Literal["transition", "episode"] = Field(
@@ -40,11 +41,17 @@ class NStepReplaySettings(ReplaySettings):
 
 class NStepReplay(Replay):
     """Rows drawn uniformly, each as a transition over n steps. With `workers`, a batch is drawn up to two batches a
-    worker before it is handed over, never more than `fetch_every`."""
+    worker before it is handed over, never `fetch_every` or more."""
 
     Settings = NStepReplaySettings
     settings: NStepReplaySettings
     readers: Readers | None = None
+
+    def __init__(self, settings: Any, *spaces: Any, path: Path | None = None, **keywords: Any):
+        if settings.save_snapshot and path is None:
+            problem = "the snapshot is saved in the memory's folder: give it a `path`, or save it by `save(path)`"
+            raise InvalidMemorySpec([Mistake("save_snapshot", problem)])
+        super().__init__(settings, *spaces, path=path, **keywords)
 
     def make_sampler(self) -> Uniform:
         sampler = Episodes if self.settings.sample_by == "episode" else Uniform
@@ -74,7 +81,7 @@ class NStepReplay(Replay):
 
     def close(self) -> None:
         self._stop_readers()
-        if self.settings.save_snapshot and self.size and self.path is not None:
+        if self.settings.save_snapshot and self.size:
             self.save(Path(self.path) / "snapshot")
         super().close()
 
@@ -82,8 +89,8 @@ class NStepReplay(Replay):
         readers = {} if self.readers is None else {"readers": self.readers.state_dict()}
         return super().state_dict() | readers
 
-    def load_state_dict(self, tree: dict) -> None:
-        super().load_state_dict(tree)
+    def _take_on(self, tree: dict) -> None:
+        super()._take_on(tree)
         if self.readers is not None and "readers" in tree:
             self.readers.load_state_dict(tree["readers"])
 
@@ -97,7 +104,7 @@ class NStepReplay(Replay):
                 lambda: self.sampler.draw(self.rng, self.settings.batch_size),
                 n_step=self.settings.n_step,
                 count=self.settings.workers,
-                ahead=min(SLOTS * self.settings.workers, self.settings.fetch_every),
+                ahead=min(SLOTS * self.settings.workers, self.settings.fetch_every - 1),
             )
 
     def _write(self, *args: Any, **kwargs: Any) -> None:

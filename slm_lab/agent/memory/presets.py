@@ -9,14 +9,14 @@ from pydantic import Field, model_validator
 
 from slm_lab.agent.memory.disk import Disk
 from slm_lab.agent.memory.fields import Layout
+from slm_lab.agent.memory.keys import MemorySettings
 from slm_lab.agent.memory.memory import Memory
 from slm_lab.agent.memory.ring import Ring
 from slm_lab.agent.memory.sampler import Prioritized, Uniform
 from slm_lab.agent.memory.trigger import EveryEpisodes, EveryFrames, EverySteps
-from slm_lab.spec.settings import Settings
 
 
-class ReplaySettings(Settings):
+class ReplaySettings(MemorySettings):
     name: Literal["Replay"] = "Replay"
     max_size: int = Field(
         100_000, ge=1, description="rows held; the oldest give way. Rounded down to a multiple of the envs"
@@ -116,7 +116,7 @@ class OptionallyPrioritized(PrioritizedReplay):
         return super().make_sampler() if self.settings.prioritized else Uniform(self.ring, self.settings.use_cer)
 
 
-class OnPolicyReplaySettings(Settings):
+class OnPolicyReplaySettings(MemorySettings):
     name: Literal["OnPolicyReplay"] = "OnPolicyReplay"
     frame_stack: int = Field(
         1, ge=1, description="frames that the env stacks along the first axis of an observation; each is held once"

@@ -12,6 +12,8 @@ from slm_lab.agent.memory.ring import Ring
 from slm_lab.errors import InvalidRow, RunError
 from slm_lab.lib.jit import njit
 
+MOST = 1e290  # the largest priority: the sum of 2^50 of them is finite
+
 
 class Priorities:
     """A row enters at the highest priority ever given, so that each is drawn soon; later it follows its error.
@@ -57,7 +59,7 @@ class Priorities:
         return ids, weight
 
     def update(self, ids: np.ndarray, errors: np.ndarray) -> None:
-        """Priority (|error| + epsilon)^alpha for the rows that still exist."""
+        """Priority (|error| + epsilon)^alpha, at most MOST, for the rows that still exist."""
         self._notice()
         ring = self.ring
         bad = set_by_error(
@@ -101,11 +103,11 @@ class Priorities:
     def load_state_dict(self, tree: dict) -> None:
         """Take on the priorities of the rows that the ring has loaded before."""
         self.reset()
-        self.highest[0] = tree["highest"]
+        self.highest[0] = min(tree["highest"], MOST)
         rows, held = self.ring.rows_of(self.ring.ids()), np.asarray(tree["held"], np.float64)
         if held.shape != rows.shape:
             raise RunError(f"the saved memory has {held.size} priorities for {rows.size} rows")
-        fill(self.sums, self.lows, rows, held)
+        fill(self.sums, self.lows, rows, np.minimum(held, MOST))
 
 
 def quantiles(values: np.ndarray) -> dict[str, float]:
@@ -199,7 +201,7 @@ def set_by_error(sums, lows, highest, head, tail, slots, ids, errors, alpha, eps
         env = ids[index] % envs
         t = ids[index] // envs
         if tail[env] <= t < head[env]:
-            priority = (abs(errors[index]) + epsilon) ** alpha
+            priority = min((abs(errors[index]) + epsilon) ** alpha, MOST)
             set_leaf(sums, lows, t % slots * envs + env, priority)
             highest[0] = max(highest[0], priority)
     return -1

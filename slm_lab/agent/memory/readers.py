@@ -1,9 +1,10 @@
 """Batches gathered ahead of time by other processes, for memories on disk: page faults and copying happen there.
 
 This process draws the ids, so chance stays with one generator and a batch does not depend on timing; a reader turns
-ids into a batch, which it reads from the memory's file and leaves in a second mapped file. A request is drawn at most
-`ahead` samples before it is handed over. If rows of a waiting request are overwritten, it is drawn anew; so what is
-handed over is always held, and what waits can be saved as ids.
+ids into a batch, which it reads from the memory's file and leaves in a second mapped file. Both come to it open: the
+first may have lost its name to another memory, the second has none, so that it is gone when the processes are. A
+request is drawn at most `ahead` samples before it is handed over. If rows of a waiting request are overwritten, it is
+drawn anew; so what is handed over is always held, and what waits can be saved as ids.
 
 A reader (`serve`) takes requests on its standard input, and ends when that does:
 also when this process is killed.
@@ -16,6 +17,7 @@ import mmap
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -58,7 +60,7 @@ class Request:
 
 
 class Readers:
-    """`next()` is the batch that was asked for `ahead` calls ago."""
+    """`next()` is the batch that was asked for `ahead` calls ago; with 0 it is asked for then, and waited for."""
 
     def __init__(
         self,
@@ -81,14 +83,14 @@ class Readers:
         self._readers: list[_Reader] = []
 
     def next(self) -> Batch:
-        self._ask_ahead()
+        self._ask_ahead(max(1, self.ahead))
         place, request = self.waiting.popleft()
         reader = self._readers[place]
         while not request.ready:
             reader.receive()
         batch = self._parts.batch(reader.slots[request.slot], request)
         reader.free.append(request.slot)
-        self._ask_ahead()
+        self._ask_ahead(self.ahead)
         return batch
 
     def written(self) -> None:
@@ -127,8 +129,8 @@ class Readers:
         for request in requests:
             self._ask(request)
 
-    def _ask_ahead(self) -> None:
-        while len(self.waiting) < self.ahead:
+    def _ask_ahead(self, count: int) -> None:
+        while len(self.waiting) < count:
             self._ask(self._drawn())
 
     def _ask(self, request: Request) -> None:
@@ -158,37 +160,35 @@ class Readers:
         assert ring.disk is not None  # the settings see to that
         self._parts = Parts(self.view.read(ring.ids()[:1], self.n_step), batch_size)
         task = {
-            "file": str(ring.disk.file),
+            "rows": ring.disk.descriptor,
             "layout": ring.layout.describe(),
             "slots": ring.slots,
             "num_envs": ring.num_envs,
             "gamma": self.view.gamma,
             "batch_size": batch_size,
         }
-        for place in range(self.count):
-            answers = ring.disk.folder / f"batches_{place}.tmp"
-            self._readers.append(_Reader(task | {"answers": str(answers)}, answers, self._parts.nbytes))
+        for _ in range(self.count):
+            self._readers.append(_Reader(task, ring.disk.folder, self._parts.nbytes))
 
 
 class _Reader:
     """One process, its requests under way in order, and the slots where its batches appear."""
 
-    def __init__(self, task: dict, answers: Path, nbytes: int):
-        with open(answers, "wb+") as file:
-            file.truncate(SLOTS * nbytes)
-            mapped = mmap.mmap(file.fileno(), 0)
-        self.answers = answers
-        self.slots = np.frombuffer(mapped, np.uint8).reshape(SLOTS, nbytes)
+    def __init__(self, task: dict, folder: Path, nbytes: int):
         self.free = list(range(SLOTS))
         self.under_way: deque[Request] = deque()
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", SERVE, json.dumps(sys.path)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            bufsize=0,
-            process_group=0,  # Ctrl-C is for the lab, which may want one more batch
-        )
-        self._write((json.dumps(task) + "\n").encode())
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.truncate(SLOTS * nbytes)
+            self.slots = np.frombuffer(mmap.mmap(file.fileno(), 0), np.uint8).reshape(SLOTS, nbytes)
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", SERVE, json.dumps(sys.path)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                bufsize=0,
+                process_group=0,  # Ctrl-C is for the lab, which may want one more batch
+                pass_fds=(task["rows"], file.fileno()),
+            )
+            self._write((json.dumps(task | {"answers": file.fileno()}) + "\n").encode())
 
     def send(self, request: Request, n_step: int) -> None:
         while not self.free:
@@ -224,7 +224,6 @@ class _Reader:
             self.process.kill()
             self.process.wait()
         self.process.stdout.close()
-        self.answers.unlink(missing_ok=True)
 
     def _write(self, content: bytes) -> None:
         assert self.process.stdin is not None
@@ -303,7 +302,7 @@ def serve() -> None:
     torch.set_num_threads(1)
     parent = os.getppid()
     task = json.loads(_line(requests))
-    content = FileMap(Path(task["file"]))
+    content = FileMap(task["rows"])
     envs, batch_size = task["num_envs"], task["batch_size"]
     ring = MappedRing(Layout.from_description(task["layout"]), task["slots"], envs, content)
     view = Transitions(ring, task["gamma"])

@@ -12,6 +12,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from slm_lab.agent.memory.fields import Layout
 from slm_lab.agent.memory.ring import ENDED, FLAG_BITS, Ring, check_links
 from slm_lab.agent.memory.segment import (
     FLAGS,
@@ -43,11 +44,13 @@ class Piece:
 
 
 class Restoration:
-    """One reading of a manifest: all is checked that can be before any room is made for it."""
+    """One reading of a manifest: all is checked that can be before any room is made for it. To `fill` the ring, it has
+    to have the layout of the saved rows; to `check`, not yet."""
 
-    def __init__(self, folder: Path, ring: Ring, manifest: dict):
+    def __init__(self, folder: Path, ring: Ring, layout: Layout, manifest: dict):
         self.folder = folder
         self.ring = ring
+        self.layout = layout
         self.head = np.array(manifest["head"], np.int64)
         self.tail = np.array(manifest["tail"], np.int64)
         self.segments = segments_in(manifest["segments"])
@@ -57,7 +60,7 @@ class Restoration:
         ring, manifest = self.ring, self.manifest
         if self.head.shape != (ring.num_envs,) or self.tail.shape != self.head.shape:
             raise RunError(f"the saved memory has rows of {self.head.size} envs, this one is for {ring.num_envs}")
-        row_bytes, final_bytes = ring.layout.row.itemsize, ring.layout.obs_row.itemsize
+        row_bytes, final_bytes = self.layout.row.itemsize, self.layout.obs_row.itemsize
         if (manifest["row_bytes"], manifest["final_bytes"]) != (row_bytes, final_bytes):
             raise ValueError(f"rows of {manifest['row_bytes']} bytes, {row_bytes} are expected")
         if (self.tail < 0).any() or (self.head < self.tail).any() or int(manifest["seen"]) < 0:
@@ -71,7 +74,7 @@ class Restoration:
                 raise ValueError(f"segment {segment.number} has impossible parts")
             if sum(rows for rows, _ in segment.parts) != segment.rows or (len(segment.parts) > 1 and not segment.even):
                 raise ValueError(f"segment {segment.number} has parts that are not its rows")
-            file, needed = segment.file(self.folder), segment.nbytes(ring)
+            file, needed = segment.file(self.folder), segment.nbytes(self.layout)
             if needed > file.stat().st_size:
                 raise ValueError(f"{file.name} has {file.stat().st_size} bytes, {needed} are expected")
             covered = np.where((start <= covered) & (covered < stop), stop, covered)
@@ -81,7 +84,7 @@ class Restoration:
         if longest > ring.slots and not ring.grows:
             raise RunError(f"the saved memory holds {longest} rows an env, this one has room for {ring.slots}")
         _of_shape(manifest["newest"], (ring.num_envs, row_bytes))
-        _of_shape(manifest["pending"], (ring.num_envs, ring.layout.obs_nbytes))
+        _of_shape(manifest["pending"], (ring.num_envs, self.layout.obs_nbytes))
 
     def fill(self) -> None:
         ring, manifest = self.ring, self.manifest

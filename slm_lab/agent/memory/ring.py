@@ -28,6 +28,7 @@ ENDED = TERMINATED | TRUNCATED
 FLAG_BITS = 3
 SIZE, SEEN, EPISODES, FREE, FULLEST = range(5)  # places in `counts`
 CHUNK = 4096  # rows written at a time, which bounds how many finals must be free beforehand
+CHUNK_ON_DISK = 64  # where free finals take room
 
 
 class Ring:
@@ -67,7 +68,7 @@ class Ring:
         else:
             finals = 2 * max(rows + 2 * max(CHUNK, self.num_envs), len(self.finals))  # the most that they grow to
             self.raw = self.disk.allocate(
-                rows, self.layout.row.itemsize, finals, self.layout.obs_row.itemsize, self.num_envs
+                rows, self.layout.row.itemsize, finals, self.layout.obs_row.itemsize, self.num_envs, len(self.finals)
             )
             self.disk.begin()
             self.disk.publish(self.head)
@@ -97,8 +98,9 @@ class Ring:
         """Write one row of each env, or (with `env`) rows of that env in time order; if not `ordered`, each row keeps
         its own next_obs and is cut off from the others."""
         first, stride, count = (0, 1, stage.count) if env is None else (env, 0, stage.count)
-        for start in range(0, count, CHUNK) if stride == 0 else (0,):
-            rows = min(CHUNK, count - start) if stride == 0 else count
+        chunk = CHUNK if self.disk is None else CHUNK_ON_DISK
+        for start in range(0, count, chunk) if stride == 0 else (0,):
+            rows = min(chunk, count - start) if stride == 0 else count
             if self.grows and self.counts[FULLEST] + (1 if stride else rows) > self.slots:
                 self.resize(max(2 * self.slots, int(self.counts[FULLEST]) + rows))
             if self.counts[FREE] < 2 * rows:
@@ -205,7 +207,7 @@ class Ring:
 
     def _grow_finals(self, needed: int) -> None:
         held = len(self.finals)
-        more = max(held, needed, 16)
+        more = max(held if self.disk is None else held // 8, needed, 16)  # on disk they take room at once
         self.finals = self._room_for_finals(held + more, self.finals)
         free = int(self.counts[FREE])
         fresh = np.arange(held + more - 1, held - 1, -1, dtype=np.int32)
@@ -240,26 +242,32 @@ class Ring:
             "seen": self.seen,
         }
 
-    def load_state_dict(self, tree: dict) -> None:
+    def check_state(self, tree: dict, layout: Layout) -> None:
+        """Raise where the tree's rows, which have this layout, do not fit this ring or one another; changes nothing."""
         if "segments" in tree:
             if self.store is None:
                 raise RunError("the saved memory's rows are in files of their own, and it is not known where")
-            return self.store.read(self, tree)
+            return self.store.check(self, layout, tree)
         head, tail, rows = np.asarray(tree["head"]), np.asarray(tree["tail"]), np.asarray(tree["rows"])
         if head.size != self.num_envs:
             raise RunError(f"the saved memory has rows of {head.size} envs, this one is for {self.num_envs}")
         longest = int((head - tail).max())
         if longest > self.slots and not self.grows:
             raise RunError(f"the saved memory holds {longest} rows an env, this one has room for {self.slots}")
-        finals = np.asarray(tree["finals"], np.uint8).reshape(-1, self.layout.obs_row.itemsize)
         kept = head - np.maximum(tail - self.history, 0)
         told = int(kept.sum())
-        if (tail < 0).any() or (head < tail).any() or rows.shape != (told, self.raw.shape[1]):
+        if (tail < 0).any() or (head < tail).any() or rows.shape != (told, layout.row.itemsize):
             raise RunError(f"the saved memory tells of {told} rows, and has {len(rows)} that do not fit that")
         held = np.concatenate([np.arange(-count, 0) >= -own for count, own in zip(kept, head - tail, strict=True)])
-        check_links(rows.view(np.int32)[:, self.link_word], held, len(finals))
-        self.begin_at(head, tail)
-        self.raw[self.rows_of(self.kept())] = rows
+        check_links(rows.view(np.int32)[:, layout.word(LINK)], held, len(finals_of(tree, layout)))
+
+    def load_state_dict(self, tree: dict) -> None:
+        """Take on the rows of a tree that `check_state` lets pass; they have this ring's layout."""
+        if "segments" in tree:
+            return self.store.read(self, tree)
+        finals = finals_of(tree, self.layout)
+        self.begin_at(np.asarray(tree["head"]), np.asarray(tree["tail"]))
+        self.raw[self.rows_of(self.kept())] = np.asarray(tree["rows"])
         self.use_finals(len(finals))[:] = finals
         ended = np.count_nonzero(self.links[self.rows_of(self.ids()), self.link_word] & ENDED)
         self.settle(tree["pending"], tree["seen"], ended)
@@ -289,6 +297,11 @@ class Ring:
         return pending
 
 
+def finals_of(tree: dict, layout: Layout) -> np.ndarray:
+    """(finals, observation bytes) those of a saved ring."""
+    return np.asarray(tree["finals"], np.uint8).reshape(-1, layout.obs_row.itemsize)
+
+
 def check_links(links: np.ndarray, held: np.ndarray | None, finals: int | None = None) -> None:
     """Refuse rows of a file that would lead compiled code out of the tables: by the number of a final that is not,
     or as held rows (None: all) that end without one. Forgotten rows may, in a stack. `finals`: how many there are,
@@ -306,7 +319,8 @@ def commit(
     stage, stage_words, stage_next, terminated, truncated,
     start, count, first_env, stride, ordered, link_word, source_word, obs_nbytes,
 ):  # fmt: skip
-    """Write `count` staged rows, for env after env (stride 1) or all for one env (stride 0)."""
+    """Write `count` staged rows, for env after env (stride 1) or all for one env (stride 0); those that are to be cut
+    off from the next have a staged link."""
     envs = head.size
     slots = raw.shape[0] // envs
     width, final_width = raw.shape[1], finals.shape[1]
@@ -342,7 +356,7 @@ def commit(
             counts[SIZE] -= 1
         copy(raw, row * width, stage, index * width, width)
         flags = terminated[index] * TERMINATED + truncated[index] * TRUNCATED
-        if flags or not ordered:
+        if flags or not ordered or stage_words[index, link_word] != 0:
             counts[FREE] -= 1
             place = free[counts[FREE]]
             copy(finals, place * final_width, stage_next, index * final_width, obs_nbytes)

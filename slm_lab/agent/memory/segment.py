@@ -10,6 +10,7 @@ from typing import BinaryIO
 
 import numpy as np
 
+from slm_lab.agent.memory.fields import Layout
 from slm_lab.agent.memory.ring import FLAG_BITS, Ring
 from slm_lab.lib.jit import njit
 
@@ -43,8 +44,8 @@ class Segment:
     def file(self, folder: Path) -> Path:
         return folder / f"rows_{self.number:06}.bin"
 
-    def nbytes(self, ring: Ring) -> int:
-        return self.rows * ring.layout.row.itemsize + self.finals * ring.layout.obs_row.itemsize
+    def nbytes(self, layout: Layout) -> int:
+        return self.rows * layout.row.itemsize + self.finals * layout.obs_row.itemsize
 
 
 def table_of(segments: list[Segment]) -> dict[str, np.ndarray]:

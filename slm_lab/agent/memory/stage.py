@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from slm_lab.agent.memory.fields import DISCOUNT, REWARD, Field, Layout, pick
+from slm_lab.agent.memory.fields import DISCOUNT, LINK, REWARD, Field, Layout, pick
 from slm_lab.errors import InvalidRow
 from slm_lab.lib.jit import njit
 
@@ -20,9 +20,9 @@ class Stage:
         self.count = count
         rows = np.zeros(count, layout.row)
         next_rows = np.zeros(count, layout.obs_row)
-        self.rows = rows.view(np.uint8).reshape(count, -1)  # (count, row bytes)
+        self.rows = rows.view(np.uint8).reshape(count, layout.row.itemsize)  # (count, row bytes)
         self.words = self.rows.view(np.int32)
-        self.next_obs = next_rows.view(np.uint8).reshape(count, -1)  # (count, observation bytes)
+        self.next_obs = next_rows.view(np.uint8).reshape(count, layout.obs_row.itemsize)  # (count, observation bytes)
         self.terminated = np.zeros(count, np.bool_)
         self.truncated = np.zeros(count, np.bool_)
         self._reward = rows[REWARD]
@@ -60,6 +60,13 @@ class Stage:
         if extras or self._extras:
             self._fill_extras(extras)
 
+    def cut(self, after: Any) -> None:
+        """What comes next does not continue the rows where `after` (count,) is true, whatever it begins with."""
+        after = as_array(after, "cut")
+        if after.shape != (self.count,):
+            raise InvalidRow(f"cut: shape {after.shape} was given, ({self.count},) is needed")
+        self.words[:, self.layout.word(LINK)] = after.astype(np.bool_)
+
     def _fill_extras(self, extras: Mapping[str, Any]) -> None:
         known = [place.key for place in self._extras]
         if extras.keys() != set(known):
@@ -67,7 +74,7 @@ class Stage:
                 f"extras: {sorted(extras)} were given, {known} are needed: those of the first row stay, in every row"
             )
         for place in self._extras:
-            place.put(as_array(extras[place.key]))
+            place.put(as_array(extras[place.key], place.name))
             if place.key == DISCOUNT and not ((place.array >= 0) & (place.array <= 1)).all():
                 raise InvalidRow(f"discount: {extras[DISCOUNT]} was given; the discount of a step lies in [0, 1]")
 
@@ -92,7 +99,7 @@ class _Place:
         if type(value) is not np.ndarray:
             if value is None:
                 raise InvalidRow(f"{self.name}: missing")
-            value = as_array(value)
+            value = as_array(value, self.name)
         if value.shape != self.shape:
             raise InvalidRow(
                 f"{self.name}: shape {value.shape} was given, {self.shape} is needed, the leading axis counts rows"
@@ -102,19 +109,32 @@ class _Place:
         self.array[...] = value[:, -1] if self.is_stack else value
 
     def _check(self, value: np.ndarray) -> None:
-        """Floats may lose digits, nothing else may change."""
+        """Floats may lose digits, nothing else may change. Whether numbers are too large for a float is asked of the
+        first array of their dtype: all, where rows have a stage of their own."""
         given, kept = value.dtype, self.dtype
-        if given.kind in "biuf" and (kept.kind == "f" or np.can_cast(given, kept, "safe")):
+        if not np.can_cast(given, kept, "safe") and not self._survives(value):
+            raise InvalidRow(f"{self.name}: {given} values were given that {kept} cannot hold")
+        if kept.kind == "f" or np.can_cast(given, kept, "safe"):
             self.harmless.add(given)
-            return
-        with np.errstate(invalid="ignore"):
-            if given.kind not in "biu" or not (value.astype(kept) == value).all():
-                raise InvalidRow(f"{self.name}: {given} values were given that {kept} cannot hold")
+
+    def _survives(self, value: np.ndarray) -> bool:
+        if value.dtype.kind not in "biuf":
+            return False
+        with np.errstate(invalid="ignore", over="ignore"):
+            kept = value.astype(self.dtype)
+        if kept.dtype.kind == "f":
+            return bool((np.isfinite(kept) | ~np.isfinite(value)).all())
+        return value.dtype.kind != "f" and bool((kept == value).all())
 
 
-def as_array(value: Any) -> np.ndarray:
-    """numpy's view of an array, list or tensor."""
-    return value.detach().cpu().numpy() if hasattr(value, "detach") else np.asarray(value)
+def as_array(value: Any, name: str = "values") -> np.ndarray:
+    """numpy's view of an array, list or tensor; InvalidRow where it has none."""
+    if hasattr(value, "detach"):
+        return value.detach().cpu().numpy()
+    try:
+        return np.asarray(value)
+    except ValueError:
+        raise InvalidRow(f"{name}: lists of different lengths were given, an array is needed") from None
 
 
 @njit

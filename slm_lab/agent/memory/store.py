@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
@@ -23,6 +23,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from slm_lab.agent.memory.fields import Layout
 from slm_lab.agent.memory.restore import Restoration
 from slm_lab.agent.memory.ring import FLAG_BITS, Ring
 from slm_lab.agent.memory.segment import (
@@ -132,19 +133,29 @@ class Store:
                 with suppress(OSError):  # the next time is as good
                     file.unlink()
 
+    def check(self, ring: Ring, layout: Layout, manifest: dict) -> None:
+        """RunError where that manifest's rows, which have this layout, do not fit the ring, or their files are too
+        short; nothing is changed."""
+        with self._reading():
+            Restoration(self.folder, ring, layout, manifest).check()
+
     def read(self, ring: Ring, manifest: dict) -> None:
-        """Fill a ring with the rows of that manifest; RunError where files or numbers are not as they were written."""
-        try:
-            plan = Restoration(self.folder, ring, manifest)
-            plan.check()
+        """Fill a ring with the rows of a manifest that was checked; RunError where they are not as they were."""
+        with self._reading():
+            plan = Restoration(self.folder, ring, ring.layout, manifest)
             plan.fill()
+        self.segments = plan.segments
+        self._written = {segment.number for segment in plan.segments}
+        self._confirmed = [self._written]
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             raise RunError(f"{self.folder}: rows cannot be read: {error.strerror or error}") from error
         except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
             raise RunError(f"{self.folder}: damaged or not a memory's manifest ({error})") from error
-        self.segments = plan.segments
-        self._written = {segment.number for segment in plan.segments}
-        self._confirmed = [self._written]
 
     def _unwritten(self, error: OSError) -> RunError:
         return RunError(f"{self.folder}: rows cannot be written: {error.strerror or error}")
@@ -178,7 +189,7 @@ class Store:
     def _append(self, ring: Ring, segment: Segment, start: np.ndarray, stop: np.ndarray, disk: Executor) -> Segment:
         part = Segment(segment.number, tuple(start.tolist()), tuple(stop.tolist()))
         part = replace(part, parts=((part.rows, 0),))
-        file = self._open(segment, segment.nbytes(ring))
+        file = self._open(segment, segment.nbytes(ring.layout))
         sums = [segment.row_sum, segment.final_sum]
         at = [segment.rows * ring.raw.shape[1] // 4, segment.finals * ring.finals.shape[1] // 4]
 

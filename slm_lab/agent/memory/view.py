@@ -23,10 +23,10 @@ class Transitions:
     """Reads rows as transitions over up to n steps, which stop at an episode's end, at a cut and at the newest row.
 
     The tensors of a batch share one fresh block of memory and belong to the caller. Extras named in `without` are left
-    out.
+    out. Floating fields come as float32, or with `as_stored` as they are.
     """
 
-    def __init__(self, ring: Ring, gamma: float, without: tuple[str, ...] = ()):
+    def __init__(self, ring: Ring, gamma: float, without: tuple[str, ...] = (), as_stored: bool = False):
         layout = ring.layout
         self.ring = ring
         self.gamma = gamma
@@ -45,7 +45,7 @@ class Transitions:
             ],
             np.int64,
         )
-        self._parts = [_Part(group, field, places[index]) for index, (group, field, _) in enumerate(parts)]
+        self._parts = [_Part(group, field, places[index], as_stored) for index, (group, field, _) in enumerate(parts)]
 
     def read(
         self,
@@ -106,10 +106,10 @@ class _Part:
 
     __slots__ = ("dtype", "group", "key", "place", "shape", "widen")
 
-    def __init__(self, group: str, field: Field, place: int):
+    def __init__(self, group: str, field: Field, place: int, as_stored: bool):
         self.group, self.key, self.place = group, field.key, place
         self.dtype, self.shape = field.dtype, field.given_shape
-        self.widen = field.dtype.kind == "f" and field.dtype != np.float32  # nets compute in float32
+        self.widen = field.dtype.kind == "f" and field.dtype != np.float32 and not as_stored  # nets compute in float32
 
 
 def take(batch: Batch, index: torch.Tensor) -> Batch:

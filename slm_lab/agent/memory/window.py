@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from slm_lab.agent.memory.fields import Field
+from slm_lab.agent.memory.fields import BURN_IN, Field
 from slm_lab.agent.memory.view import Transitions
 from slm_lab.lib.bytes import fetch
 from slm_lab.lib.jit import njit
@@ -53,7 +53,7 @@ class Windows:
         )  # fmt: skip
         batch = self.view.read(rows, n_step, weight, ids)
         batch.mask = torch.from_numpy(mask)
-        batch.extras["burn_in"] = torch.from_numpy(burnt)
+        batch.extras[BURN_IN] = torch.from_numpy(burnt)
         if self.hidden:
             batch.extras[HIDDEN] = self._first_of(rows[:, 0], self.hidden)
         return batch

@@ -59,7 +59,7 @@ def test_export_is_plain_arrays_in_the_env_s_dtypes(tmp_path):
         arrays = dict(file)
     assert set(arrays) == {
         "obs.at", "obs.seen.0", "next_obs.at", "next_obs.seen.0", "action", "reward", "terminated", "truncated",
-        "extras.source", "env", "order",
+        "extras.source", "env", "order", "cut",
     }  # fmt: skip
     assert arrays["obs.at"].dtype == np.float64
     assert arrays["obs.at"][:, 0].tolist() == [number + 0.1 for number in range(3, 9)] * 2
@@ -139,3 +139,18 @@ def test_minari_datasets_go_out_and_come_back(tmp_path, monkeypatch):
     assert copy.all().obs["at"].tolist() == memory.all().obs["at"].tolist()
     assert copy.all().next_obs["at"].tolist() == memory.all().next_obs["at"].tolist()
     assert copy.all().discount.tolist() == memory.all().discount.tolist()
+
+
+def test_rows_that_were_stored_one_by_one_are_not_joined_where_their_observations_coincide(lab, tmp_path):
+    memory, copy = lab.make(max_size=9), lab.make(max_size=9)
+    rows = {"obs": np.array([[0], [1], [2]], np.float32), "action": np.zeros(3, int), "reward": np.array([1.0, 2, 4])}
+    rows |= {"terminated": np.zeros(3, bool), "truncated": np.zeros(3, bool), "next_obs": rows["obs"] + 1}
+    memory.add_rows(rows, ordered=False)
+    for obs in (3, 4, 5):
+        lab.add(memory, obs, reward=8)
+    memory.export(tmp_path / "rows.npz")
+    copy.import_(tmp_path / "rows.npz")
+    assert [row[1] for row in lab.read(copy, 3)] == [1, 2, 4, 14, 12, 8]
+    assert lab.read(copy, 3) == lab.read(memory, 3)
+    with pytest.raises(InvalidRow, match=r"cut: shape \(2,\) was given, \(3,\) is needed"):
+        copy.add_rows(rows, cut=[True, False])

@@ -138,3 +138,47 @@ def test_file_of_something_else_is_not_mapped(tmp_path):
 def test_unknown_storage_is_refused():
     with pytest.raises(InvalidMemorySpec, match="storage"):
         make(storage="tape")
+
+
+def test_final_observations_that_the_disk_has_no_room_for_are_refused_before_they_are_written(tmp_path, monkeypatch):
+    usage = Usage()
+    usage.free = 400 * 64 * 64
+    monkeypatch.setattr(disk.shutil, "disk_usage", lambda folder: usage)
+    memory = make(tmp_path, space=FRAME, max_size=300)
+    frame, flat = np.zeros((1, 64, 64), np.uint8), np.zeros(1)
+    for step in range(50):
+        memory.add(frame + step, flat.astype(int), flat, flat == 0, flat == 1, frame)
+    usage.free = 300 * 64 * 64  # rows take 250 of them yet
+    rows = {"obs": np.repeat(frame, 60, 0), "action": np.zeros(60, int), "reward": np.zeros(60)}
+    rows |= {"terminated": np.ones(60, bool), "truncated": np.zeros(60, bool), "next_obs": rows["obs"]}
+    with pytest.raises(RunError, match=r"no room for another .* GB of episodes' final observations .*rows take"):
+        memory.add_rows(rows)
+    assert memory.size == 50
+    assert len(memory.sample(5).reward) == 5
+
+
+def test_room_for_final_observations_is_taken_a_little_ahead_and_not_for_rows_that_end_nothing(tmp_path):
+    memory = make(tmp_path, space=FRAME, max_size=10_000)
+    rows = {"obs": np.zeros((3000, 64, 64), np.uint8), "action": np.zeros(3000, int), "reward": np.zeros(3000)}
+    rows |= {"terminated": np.zeros(3000, bool), "truncated": np.zeros(3000, bool), "next_obs": rows["obs"]}
+    memory.add_rows(rows)
+    taken = (tmp_path / "rows.ring").stat().st_blocks * 512
+    assert taken < 3200 * 64 * 64 + 3000 * 100
+    status = os.fstat(memory.ring.disk.descriptor)
+    assert status.st_blocks * 512 >= memory.ring.finals.nbytes + 3000 * 64 * 64
+
+
+def test_a_memory_that_goes_leaves_the_file_of_one_that_came_in_its_place(lab, tmp_path):
+    old = make(tmp_path)
+    new = make(tmp_path)
+    walk(lab, old, range(3))
+    walk(lab, new, range(5))
+    rows = lab.read(new)
+    old.close()
+    del old
+    gc.collect()
+    assert os.listdir(tmp_path) == ["rows.ring"]
+    assert lab.read(new) == rows
+    new.resize(20)
+    new.close()
+    assert os.listdir(tmp_path) == []

@@ -57,3 +57,14 @@ def test_many_short_episodes_and_the_state(lab, by_episode):
     memory.reset()
     lab.add(memory, 5)
     assert frequencies(memory) == {5: 1}
+
+
+def test_envs_that_hold_nothing_have_no_episode_to_draw(lab, by_episode):
+    memory = by_episode(max_size=9, num_envs=3)
+    assert memory.describe()["episodes_to_draw"] == 0
+    memory.add_rows(
+        {"obs": [[0.0]], "action": [0], "reward": [0], "terminated": [0], "truncated": [0], "next_obs": [[1.0]]}, env=1
+    )
+    assert memory.describe()["episodes_to_draw"] == 1
+    memory.reset()
+    assert memory.describe()["episodes_to_draw"] == 0

@@ -366,6 +366,21 @@ def test_places_that_a_flat_observation_does_not_have_are_refused(place, message
     assert message in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("achieved", "desired", "message"),
+    [
+        ([0, 2], [1, 3], "desired: shares numbers with achieved, which a goal that is put there would change"),
+        ({"indices": [3, 0]}, [2, 4], "desired: shares numbers with achieved"),
+        ({"indices": [1, 1]}, [2, 4], "achieved: indices [1, 1] names a number of the observation twice"),
+        ([0, 2], {"indices": [3, 3]}, "desired: indices [3, 3] names a number of the observation twice"),
+    ],
+)
+def test_goals_that_overlap_or_repeat_themselves_are_refused(achieved, desired, message):
+    with pytest.raises(InvalidMemorySpec) as caught:
+        make(space=FLAT, achieved=achieved, desired=desired)
+    assert message in str(caught.value)
+
+
 def test_an_env_without_the_function_is_refused():
     with pytest.raises(InvalidMemorySpec) as caught:
         make_memory({"name": "HindsightReplay"}, GOALS, spaces.Discrete(2))

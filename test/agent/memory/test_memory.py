@@ -8,7 +8,10 @@ import torch
 from gymnasium import spaces
 
 from slm_lab.agent.memory import make_memory
-from slm_lab.errors import EmptyMemory, InvalidMemorySpec, InvalidRow
+from slm_lab.agent.memory.keys import KEYS
+from slm_lab.errors import EmptyMemory, InvalidMemorySpec, InvalidRow, SpecError
+from slm_lab.spec import registry
+from slm_lab.spec.schema import read_block
 
 
 def test_a_row_leads_to_the_following_row_and_the_newest_to_its_pending_observation(lab):
@@ -233,12 +236,23 @@ def test_batches_that_a_caller_keeps_are_not_overwritten(lab):
         ({"max_sise": 4}, "max_sise: no such key; did you mean 'max_size'?"),
         ({"max_size": 4, "batch_size": 8}, "batch_size 8 is more than max_size 4"),
         ({"max_size": 0}, "max_size: got 0; must be an integer >= 1"),
+        ({"alpha": 0.5}, "alpha: no such key; use PrioritizedReplay to draw rows by priority, over n_step steps"),
+        ({"workers": 2}, "workers: no such key; use NStepReplay to gather batches in other processes"),
+        (
+            {"name": "NStepReplay", "prioritized": True},
+            "prioritized: no such key; use PrioritizedReplay to draw rows by",
+        ),
+        (
+            {"name": "HindsightReplay", "sequence_length": 4},
+            "sequence_length: no such key; relabelled rows would change goals within a window: use SequenceReplay",
+        ),
+        ({"name": "PrioritizedReplay", "prioritized": True}, "prioritized: no such key; known: "),
     ],
 )
 def test_block_that_cannot_be_used_names_key_and_remedy(lab, block, message):
     with pytest.raises(InvalidMemorySpec) as refused:
         lab.make(**({"batch_size": 1} | block))
-    assert message in str(refused.value)
+    assert str(refused.value).startswith(message)
 
 
 def test_spaces_that_a_memory_cannot_hold_are_refused():
@@ -274,3 +288,103 @@ def test_parts_and_members_are_for_the_memory_that_has_them(lab, asked):
     memory = lab.make("OnPolicyReplay")
     with pytest.raises(InvalidMemorySpec, match="ModelBasedReplay"):
         memory.batches(4, **asked)
+
+
+def test_keys_that_point_to_a_memory_are_its_own():
+    for owner, keys in KEYS.items():
+        known = registry.settings_of("memory", owner).model_fields
+        assert [key for key in keys if key not in known and key != "prioritized"] == []
+
+
+def test_a_spec_s_mistake_tells_where_a_key_belongs():
+    with pytest.raises(
+        SpecError, match=r"agent\.memory\.burn_in: no such key; use SequenceReplay to draw windows of rows"
+    ):
+        read_block("memory", {"name": "Replay", "burn_in": 2}, "agent.memory")
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"num_envs": 0}, "num_envs 0 was given; a whole number of at least 1 is needed"),
+        ({"num_envs": 2.0}, "num_envs 2.0 was given"),
+        ({"gamma": 2}, "gamma: 2 was given; a discount lies in"),
+        ({"gamma": -1}, "gamma: -1 was given"),
+        ({"gamma": np.nan}, "gamma: nan was given"),
+    ],
+)
+def test_numbers_of_envs_and_discounts_that_cannot_be_are_refused(lab, keys, message):
+    with pytest.raises(InvalidMemorySpec, match=message):
+        lab.make(**keys)
+
+
+@pytest.mark.parametrize("asked", [{"batch_size": 2.5}, {"n_step": 0}, {"sequence_length": "2"}, {"batch_size": -1}])
+def test_sizes_of_a_sample_are_whole_numbers(lab, asked):
+    memory = lab.make()
+    lab.add(memory, 0)
+    (name, number), *_ = asked.items()
+    with pytest.raises(InvalidMemorySpec, match=f"sample: {name} {number!r} was given; a whole number"):
+        memory.sample(**asked)
+    assert len(memory.sample(np.int64(3)).reward) == 3
+
+
+@pytest.mark.parametrize("size", [0, -3, 2.5])
+def test_minibatches_of_no_rows_are_refused(lab, size):
+    memory = lab.make("OnPolicyReplay")
+    lab.add(memory, 0, terminated=True)
+    with pytest.raises(InvalidMemorySpec, match="batches: batch_size"):
+        memory.batches(size)
+
+
+def test_no_rows_are_no_trouble(lab):
+    memory = lab.make()
+    nothing = {key: np.zeros((0, *np.shape(value)[1:]), np.asarray(value).dtype) for key, value in ROW.items()}
+    memory.add_rows(nothing)
+    memory.add_rows({**nothing, "note": np.zeros(0)})
+    memory.validate(nothing)
+    assert memory.seen == 0
+    lab.add(memory, 0)
+    memory.add_rows(nothing)
+    assert lab.read(memory) == [(0, 0, 1, 0.5, 1)]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"reward": [[0.0], [1.0, 2.0]]}, "reward: lists of different lengths"),
+        ({"obs": [[0.0], [1.0, 2.0]]}, "obs: lists of different lengths"),
+        ({"burn_in": [1]}, "burn_in: windows of rows have an extra of that name"),
+    ],
+)
+def test_what_is_no_row_is_told_by_its_field(lab, change, message):
+    memory = lab.make()
+    for call in (lambda row: memory.add(**row), memory.add_rows, memory.validate):
+        with pytest.raises(InvalidRow, match=message):
+            call({**ROW, **change})
+    assert memory.seen == 0
+
+
+def test_as_many_sources_as_rows_or_one_for_all(lab):
+    memory = lab.make(num_envs=2)
+    row = {key: 2 * value for key, value in ROW.items()}
+    for call in (lambda source: memory.add(**row, source=source), lambda source: memory.add_rows(row, source=source)):
+        with pytest.raises(InvalidRow, match=r"source: shape \(3,\) was given for 2 rows; one for all or each"):
+            call([1, 2, 3])
+        call([1, 2])
+        call(3)
+    assert memory.all().extras["source"].tolist() == [1, 3, 1, 2, 3, 3, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Dict({"a.b": spaces.Discrete(2)}),
+        spaces.Dict({"x": spaces.Dict({"a.b": spaces.Discrete(2)})}),
+        spaces.Dict({"a.b": spaces.Discrete(2), "a": spaces.Dict({"b": spaces.Discrete(2)})}),
+    ],
+)
+def test_names_that_nested_names_could_be_taken_for_are_refused(space):
+    with pytest.raises(
+        InvalidMemorySpec, match=r"obs: the key 'a\.b' has a dot, which parts the names of nested spaces"
+    ):
+        make_memory({}, space, spaces.Discrete(2))

@@ -208,6 +208,46 @@ def test_a_constant_column_stays_finite_and_classes_stay_one_hot():
     assert set(rows["action"].flatten().tolist()) == {0, 1}
 
 
+def test_numbers_of_an_action_are_scaled_beside_its_classes():
+    actions = spaces.Dict(move=spaces.Box(-9, 9, (1,), np.float32), which=spaces.Discrete(2))
+    memory = make(normalize=True, actions=actions)
+    for step, move in enumerate([1.0, 3.0, 5.0, 7.0]):
+        obs = np.full((1, 1), step, np.float32)
+        action = {"move": np.array([[move]], np.float32), "which": np.array([step % 2])}
+        memory.add(obs, action, [0.0], [False], [False], obs + 1)
+    memory.fit_scales()
+    action = memory.read(memory.ring.ids()).action
+    assert action[:, 0].tolist() == pytest.approx([(move - 4) / 5**0.5 for move in (1, 3, 5, 7)])
+    assert action[:, 1:].tolist() == [[1, 0], [0, 1]] * 2
+
+
+@pytest.mark.parametrize("size", [1e-7, 1e-30])
+def test_small_numbers_are_scaled_too(size):
+    memory = make(normalize=True)
+    obs = np.random.default_rng(0).normal(0, size, (201, 1)).astype(np.float32)
+    rows = {"obs": obs[:-1], "next_obs": obs[1:], "action": np.full(200, 5), "reward": obs[:-1, 0]}
+    memory.add_rows({**rows, "terminated": np.zeros(200, bool), "truncated": np.zeros(200, bool)})
+    for column in ("obs", "target", "reward"):
+        assert every(memory)[column].std(correction=0).item() == pytest.approx(1, abs=1e-3)
+
+
+def test_a_step_that_differs_by_rounding_alone_is_constant():
+    memory = make(normalize=True)
+    obs = (1000 + 0.1 * np.arange(50)).astype(np.float32)[:, None]
+    rows = {"obs": obs[:-1], "next_obs": obs[1:], "action": np.full(49, 5), "reward": np.full(49, 0.1)}
+    memory.add_rows({**rows, "terminated": np.zeros(49, bool), "truncated": np.zeros(49, bool)})
+    memory.fit_scales()
+    assert memory.target_scale.std.item() == memory.reward_scale.std.item() == 1
+
+
+@pytest.mark.parametrize(("dtype", "step"), [(np.float64, 0.25), (np.int64, 3)])
+def test_a_step_is_measured_before_it_is_rounded(dtype, step):
+    memory = make(space=spaces.Box(-(10**9), 10**9, (1,), dtype))
+    obs, over = np.array([[10**8]], dtype), np.array([False])
+    memory.add(obs, [5], [0.0], over, over, obs + dtype(step))
+    assert memory.read(memory.ring.ids()).target.tolist() == [[step]]
+
+
 def test_scales_follow_when_rows_are_added_and_stay_while_none_are():
     memory = make(normalize=True)
     walk(memory, [0])
@@ -278,7 +318,7 @@ def test_fitting_stops_when_patience_runs_out():
 
 @pytest.mark.parametrize(("epochs", "patience", "told"), [(3, None, 3), (3, 5, 3), (5, 1, 2)])
 def test_fitting_ends_after_its_epochs(epochs, patience, told):
-    memory = make(epochs=epochs, patience=patience)
+    memory = make(epochs=epochs, patience=patience, validation=0.2)
     stop = memory.early_stop()
     while stop.goes_on:
         stop.tell(1.0)
@@ -328,6 +368,7 @@ def test_rows_on_disk_are_the_same(tmp_path):
         ({"space": spaces.Discrete(4)}, "target: the difference of two classes means nothing"),
         ({"validation": 1.0}, "validation: "),
         ({"bootstrap": "poisson"}, "bootstrap: "),
+        ({"patience": 3}, "patience waits for a better validation loss, and validation 0 leaves no rows to measure it"),
         ({"n_step": 3}, "n_step: no such key"),
     ],
 )
@@ -343,3 +384,21 @@ def test_a_part_or_member_that_there_is_not_is_refused(keys):
     walk(memory, [0])
     with pytest.raises(InvalidMemorySpec):
         memory.batches(**keys)
+
+
+@pytest.mark.parametrize("size", [0, -3, 2.5])
+def test_minibatches_without_rows_are_refused(size):
+    memory = make()
+    walk(memory, [0])
+    with pytest.raises(InvalidMemorySpec, match=r"batches: batch_size .* was given; a whole number of at least 1"):
+        memory.batches(size)
+
+
+def test_a_dataset_that_held_all_rows_holds_so_many_after_a_resize():
+    memory = make()
+    walk(memory, [0], steps=30)
+    memory.resize(20)
+    assert (memory.size, memory.max_size) == (20, 20)
+    walk(memory, [100], steps=50)
+    assert (memory.size, memory.max_size) == (20, 20)
+    assert sorted(every(memory)["obs"][:, 0].tolist()) == list(range(130, 150))

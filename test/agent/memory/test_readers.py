@@ -72,13 +72,20 @@ def test_every_row_is_whole_while_the_ring_wraps_under_readers_however_many_ther
         assert (batch.next_obs == number + torch.where(loose, 0.5, 1.0)[:, None]).all()
 
 
-def test_a_row_can_be_drawn_within_fetch_every_samples(make):
-    memory = make(workers=1, num_envs=1, fetch_every=1, max_size=2, batch_size=1, use_cer=True, n_step=1)
-    for number in range(30):
-        add(memory, number)
-        assert memory.sample().obs[0, 0] in (number, number - 1)
-        if number % 3:
-            assert memory.sample().obs[0, 0] == number
+def test_a_row_can_be_drawn_from_the_fetch_every_th_sample_on(make):
+    newest = {}
+    for fetch_every in (1, 2, 4, 9):
+        memory = make(f"{fetch_every}", 1, workers=2, fetch_every=fetch_every, batch_size=1, use_cer=True, n_step=1)
+        add(memory, 0)
+        memory.sample()
+        add(memory, 1)
+        newest[fetch_every] = [int(memory.sample().obs[0, 0]) for _ in range(6)]
+    assert newest == {  # with use_cer the newest row is in every batch that is drawn
+        1: [1, 1, 1, 1, 1, 1],
+        2: [0, 1, 1, 1, 1, 1],
+        4: [0, 0, 0, 1, 1, 1],
+        9: [0, 0, 0, 0, 1, 1],  # two batches a worker are ready
+    }
 
 
 def test_what_waits_is_saved_with_the_memory(make):
@@ -146,3 +153,43 @@ def alive(pid):
 def test_readers_of_rows_in_ram_are_refused():
     with pytest.raises(InvalidMemorySpec, match="use storage 'disk', or 0 workers"):
         make_memory({"name": "NStepReplay", "storage": "ram", "workers": 1}, WIDE, spaces.Discrete(2))
+
+
+def test_two_memories_with_one_path_read_their_own_rows(make, tmp_path):
+    old, new = make("a", workers=1), make("a", workers=1)
+    for number in range(20):
+        add(old, number)
+        add(new, 100 + number)
+    for _ in range(5):
+        assert (old.sample().obs < 50).all()
+        assert (new.sample().obs >= 100).all()
+    old.close()
+    assert (new.sample().obs >= 100).all()
+    assert os.listdir(tmp_path / "a") == ["rows.ring"]
+
+
+def test_a_program_that_ends_without_closing_its_memory_leaves_nothing(tmp_path):
+    program = f"""
+import numpy as np
+from gymnasium import spaces
+from slm_lab.agent.memory import make_memory
+memory = make_memory({{"name": "NStepReplay", "max_size": 8, "batch_size": 2, "workers": 1}},
+                     spaces.Box(-1, 1, (1,), np.float32), spaces.Discrete(2), path={str(tmp_path / "kept")!r})
+zero, flat = np.zeros((1, 1), np.float32), np.zeros(1)
+memory.add(zero, flat.astype(int), flat, flat == 1, flat == 1, zero)
+memory.sample()
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_snapshot_needs_a_folder(make, tmp_path):
+    block = {"name": "NStepReplay", "save_snapshot": True, "max_size": 60, "batch_size": 1}
+    with pytest.raises(InvalidMemorySpec, match="save_snapshot: the snapshot is saved in the memory's folder"):
+        make_memory(block, WIDE, spaces.Discrete(2))
+    memory = make("a", save_snapshot=True)
+    add(memory, 1)
+    memory.close()
+    copy = make("b")
+    copy.load(tmp_path / "a" / "snapshot")
+    assert copy.size == 2

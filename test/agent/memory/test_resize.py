@@ -58,7 +58,7 @@ def test_memory_that_became_smaller_than_a_batch_still_learns(lab):
 
 
 def test_room_for_no_row_is_refused(lab):
-    with pytest.raises(InvalidMemorySpec, match="resize: 0 was asked for"):
+    with pytest.raises(InvalidMemorySpec, match="resize: max_size 0 was given; a whole number of at least 1"):
         lab.make().resize(0)
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from slm_lab.agent.memory import priorities
 from slm_lab.agent.memory.priorities import Priorities
 from slm_lab.errors import InvalidRow
 
@@ -159,3 +160,16 @@ def test_learning_waits_for_a_batch_of_rows(lab):
         lab.add(memory, frame)
         due.append(memory.due(frame))
     assert due == [0, 0, 1, 1, 1]
+
+
+def test_errors_as_large_as_floats_go_leave_a_finite_total(lab):
+    memory = lab.make("PrioritizedReplay", max_size=8, alpha=1.0)
+    for obs in range(8):
+        lab.add(memory, obs)
+    memory.update_priorities(np.arange(8), np.full(8, 1.7e308))
+    counts = np.bincount(memory.sample(8000).ids.numpy(), minlength=8)
+    assert counts.tolist() == [1000] * 8  # one of each stratum
+    assert memory.describe()["priority"]["highest_ever"] == priorities.MOST
+    copy = lab.make("PrioritizedReplay", max_size=8, alpha=1.0)
+    copy.load_state_dict(memory.state_dict())
+    assert np.isfinite(copy.sampler.priorities.sums).all()

@@ -11,10 +11,11 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
+from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slm_lab.agent.memory import restore, store
+from slm_lab.agent.memory import make_memory, restore, store
 from slm_lab.errors import RunError
 from slm_lab.lib import tree_file
 
@@ -393,3 +394,85 @@ def test_empty_memory_is_saved_too(lab, tmp_path):
     copy = lab.make(max_size=8)
     copy.load(tmp_path)
     assert copy.size == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "reason"),
+    [
+        ("Replay", {"max_size": 4, "num_envs": 2}, "holds 9 rows an env, this one has room for 2"),
+        ("Replay", {"num_envs": 1}, "rows of 2 envs, this one is for 1"),
+        (
+            "PrioritizedReplay",
+            {"num_envs": 2},
+            "another kind of memory: it lacks sampler.held, sampler.highest, which PrioritizedReplay needs",
+        ),
+        (
+            "ModelBasedReplay",
+            {"num_envs": 2},
+            "another kind of memory: it lacks split, scales, fitted_at, which ModelBasedReplay needs",
+        ),
+    ],
+)
+def test_a_memory_that_refuses_a_save_stays_as_it_is(lab, tmp_path, name, keys, reason):
+    other, memory = lab.make(num_envs=2, max_size=30), lab.make(name, **({"max_size": 30} | keys))
+    walk(lab, other, range(9))
+    other.save(tmp_path / "other")
+    walk(lab, memory, range(50, 53))
+    memory.save(tmp_path / "own")
+    rows, drawn = lab.read(memory), memory.state_dict()["generator"]
+    with pytest.raises(RunError, match=reason):
+        memory.load(tmp_path / "other")
+    with pytest.raises(RunError, match="no such checkpoint"):
+        memory.load(tmp_path / "typo")
+    assert lab.read(memory) == rows
+    assert memory.state_dict()["generator"] == drawn
+    segments = list(memory.saved.store.segments)
+    memory.save(tmp_path / "own")
+    assert memory.saved.store.segments == segments  # they are known yet
+
+
+def test_a_memory_of_other_observations_refuses_a_save_and_stays_as_it_is(lab, tmp_path):
+    memory = lab.make(max_size=30)
+    walk(lab, memory, range(5))
+    other = make_memory({"max_size": 32}, spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(2))
+    other.save(tmp_path)
+    with pytest.raises(RunError, match="the saved memory holds"):
+        memory.load(tmp_path)
+    assert memory.size == 5
+
+
+def test_a_memory_is_empty_and_takes_rows_of_other_extras_where_a_load_ended_half_way(lab, tmp_path):
+    other, memory = lab.make(max_size=30), lab.make(max_size=30)
+    for obs in range(20):
+        lab.add(other, obs, note=1)
+    other.save(tmp_path)
+    file = tmp_path / "rows_000000.bin"
+    whole = file.read_bytes()
+    file.write_bytes(whole[:40] + bytes([whole[40] ^ 1]) + whole[41:])
+    walk(lab, memory, range(3))
+    with pytest.raises(RunError, match="does not match its checksum"):
+        memory.load(tmp_path)
+    assert memory.size == 0
+    walk(lab, memory, range(3))
+    assert memory.size == 3
+
+
+@pytest.mark.parametrize("change", ["folder removed", "a file removed", "rewritten", "rewritten twice"])
+def test_a_memory_is_saved_whole_where_its_last_save_is_gone(lab, tmp_path, change):
+    memory, copy, folder = lab.make(max_size=30), lab.make(max_size=30), tmp_path / "saved"
+    for count in range(2):
+        walk(lab, memory, range(7 * count, 7 * count + 7))
+        memory.save(folder)
+    if change == "folder removed":
+        shutil.rmtree(folder)
+    elif change == "a file removed":
+        (folder / "rows_000000.bin").unlink()
+    for number in range(change.count("rewritten") + change.count("twice")):
+        other = lab.make(max_size=30)
+        walk(lab, other, range(100, 120 + number))
+        other.save(folder)
+    for count in range(2, 4):
+        walk(lab, memory, range(7 * count, 7 * count + 7))
+        memory.save(folder)
+        copy.load(folder)
+        assert_same(memory, copy)

@@ -77,3 +77,17 @@ def test_bounds_at_the_end_of_the_floats_and_images_pass(recwarn):
     row = {"obs": obs, "next_obs": obs, "action": np.array([[2.0]], np.float32), "reward": np.zeros(1)}
     memory.validate({**row, "terminated": np.zeros(1, bool), "truncated": np.zeros(1, bool)})
     assert not recwarn.list
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_a_number_that_the_field_s_floats_do_not_reach_is_refused_and_infinity_is_itself(dtype):
+    memory = make_memory({}, spaces.Box(-np.inf, np.inf, (1,), dtype), spaces.Discrete(2))
+    flat = np.zeros(2)
+    row = {"action": [0, 1], "reward": flat, "terminated": flat > 0, "truncated": flat > 0}
+    big = {**row, "obs": np.array([[0.0], [1e39]]), "next_obs": np.zeros((2, 1))}
+    for call in (memory.validate, memory.add_rows, lambda rows: memory.add_rows({**rows, "obs": rows["obs"].tolist()})):
+        with pytest.raises(InvalidRow, match=f"^obs: float64 values were given that {dtype.__name__} cannot hold"):
+            call(big)
+    assert memory.seen == 0
+    memory.add_rows({**big, "obs": np.array([[0.0], [np.inf]])})
+    assert memory.seen == 2
