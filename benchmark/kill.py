@@ -191,11 +191,12 @@ def _kill_after(process: subprocess.Popen, words: int, seconds: float) -> bool:
 
 def differences(run: Path, other: Path) -> Iterator[str]:
     """What the two runs do not have in common, times aside."""
-    sessions = [sorted(path.name for path in (folder / "t0").glob("s*")) for folder in (run, other)]
+    sessions = [sorted(path.relative_to(folder) for path in folder.glob("t*/s[0-9]*")) for folder in (run, other)]
     if sessions[0] != sessions[1] or not sessions[0]:
-        yield f"sessions {sessions[0]} and {sessions[1]}"
-    for name in sessions[0]:
-        yield from _between(run / "t0" / name, other / "t0" / name)
+        yield f"sessions {list(map(str, sessions[0]))} and {list(map(str, sessions[1]))}"
+    for session in sessions[0]:
+        for found in _between(run / session, other / session):
+            yield found if session == Path("t0/s0") else f"{session}: {found}"
 
 
 def _between(first: Path, second: Path) -> Iterator[str]:

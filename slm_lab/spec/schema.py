@@ -12,7 +12,7 @@ from slm_lab.errors import Mistake, SpecError
 from slm_lab.lib.files import can_name_a_folder
 from slm_lab.spec import registry, shape
 from slm_lab.spec.settings import Settings
-from slm_lab.spec.words import NOTHING, explain, must_be
+from slm_lab.spec.words import NOTHING, explain, must_be, suggest
 
 BLOCKS = {"algorithm": "name", "memory": "name", "net": "type"}  # and the key by which each names its class
 IMAGINED = {"name": "Replay", "batch_size": 256}  # memory of imagined rows, where the spec leaves it out
@@ -112,6 +112,9 @@ class EnvSpec(Settings):
         return wrappers
 
 
+SCHEDULERS = ("asha", "median", "pbt")
+
+
 class SchedulerSpec(Settings):
     """Which trials of a search go on: bad ones are stopped early, or take over what good ones have learned."""
 
@@ -202,7 +205,11 @@ class MetaSpec(Settings):
     @field_validator("search_scheduler", mode="before")
     @classmethod
     def _by_its_name(cls, scheduler: Any) -> Any:
-        return {"name": scheduler} if isinstance(scheduler, str) else scheduler
+        if not isinstance(scheduler, str):
+            return scheduler
+        if scheduler not in SCHEDULERS:
+            raise ValueError(f"no such scheduler; {suggest(scheduler, list(SCHEDULERS))}, or a block with such a name")
+        return {"name": scheduler}
 
     @model_validator(mode="after")
     def _scheduler_of_its_search(self) -> MetaSpec:

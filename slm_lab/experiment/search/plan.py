@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from slm_lab.errors import Mistake, RunError, SpecError
@@ -38,18 +38,18 @@ class Plan:
     def folder(self, index: int) -> TrialFolder:
         return self.run.trial(index)
 
-    def spec_tree(self, index: int, draw: Draw) -> dict[str, Any]:
-        """The spec of that trial, to be run by itself too: its seed is in it."""
+    def spec_tree(self, index: int, draw: Draw, seed: int | None = None) -> dict[str, Any]:
+        """The spec of that trial, to be run by itself too: its seed is in it, the trial's own if none is given."""
         tree = self.space.apply(self.tree, draw)
         meta = {key: value for key, value in (tree.get("meta") or {}).items() if not _is_of_a_search(key)}
-        return {**tree, "meta": {**meta, "seed": self.seed_of(index)}}
+        return {**tree, "meta": {**meta, "seed": self.seed_of(index) if seed is None else seed}}
 
     def seed_of(self, index: int) -> int:
         return seeds.derive(self.meta.seed or 0, "trial", index)
 
-    def read(self, index: int, draw: Draw) -> Spec:
+    def read(self, index: int, draw: Draw, seed: int | None = None) -> Spec:
         """Raises SpecError where what was drawn is no spec."""
-        return lab.read(self.spec_tree(index, draw), self.name)
+        return lab.read(self.spec_tree(index, draw, seed), self.name)
 
     def check(self) -> None:
         """Raises SpecError where a searched key, or a value that may be drawn of it, does not fit the spec."""
@@ -79,10 +79,11 @@ class Record:
     draw: Draw
     status: str = RUNNING
     error: str = ""
+    seed: int | None = None  # of another trial, whose state it took over
 
     def write(self, folder: TrialFolder) -> None:
         folder.root.mkdir(exist_ok=True)
-        write_json(folder.record_file, {"draw": self.draw, "status": self.status, "error": self.error})
+        write_json(folder.record_file, asdict(self))
 
     @classmethod
     def read(cls, folder: TrialFolder, space: Space) -> Record | None:
@@ -91,7 +92,7 @@ class Record:
             return None
         try:
             tree = read_json(folder.record_file)
-            record = cls(dict(tree["draw"]), tree["status"], str(tree["error"]))
+            record = cls(dict(tree["draw"]), tree["status"], str(tree["error"]), tree["seed"])
             space.values(record.draw)
         except (RunError, TypeError, KeyError, IndexError, ValueError):
             return None

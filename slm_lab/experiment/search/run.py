@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from slm_lab.analysis.experiment import experiment_table, ranked, trial_row
-from slm_lab.analysis.metrics import trial_metrics
+from slm_lab.analysis.metrics import session_metrics, trial_metrics
 from slm_lab.env.baseline import known_baseline
 from slm_lab.errors import InputError, Interrupted, Mistake, RunError, SpecError, StoppedAtOnce
 from slm_lab.experiment import lab
@@ -24,8 +24,9 @@ from slm_lab.experiment.session import table_metrics
 from slm_lab.lib.files import read_json, write_bytes, write_json
 from slm_lab.spec import overrides as changes
 from slm_lab.spec import shape
-from slm_lab.spec.schema import Spec
+from slm_lab.spec.schema import Spec, right_parts
 from slm_lab.spec.space import Space, read_space
+from slm_lab.spec.words import suggest
 
 EXTRA = "a search runs on Ray: pip install 'slm-lab[search]'"
 OF_SEARCH = (  # what may change in a search that goes on
@@ -137,14 +138,17 @@ def make_plan(tree: Any, name: str, run: RunFolder) -> tuple[Plan, Spec, list[st
 def _meta(flat: dict[str, Any], space: Space, name: str) -> Any:
     """The meta block as the spec of a first trial has it, with what belongs to the search."""
     first = space.apply(flat, space.draw(lambda key: 0 if key.options else key.at(0.5)))
-    return lab.read(first, name).meta
+    return right_parts(first).get("meta") or lab.read(first, name).meta
 
 
 def _refuse_wrong_method(plan: Plan) -> None:
-    keys, method = plan.space.all_keys(), plan.meta.search
+    keys, method, metric = plan.space.all_keys(), plan.meta.search, plan.meta.search_metric
+    metrics = [name for name in session_metrics({}, {}) if name != "source"]
     found = []
+    if metric not in metrics:
+        found.append(Mistake("meta.search_metric", f"got '{metric}'; {suggest(metric, metrics)}"))
     if method == "grid":
-        found = [
+        found += [
             Mistake(f"search.{key.path}__{key.kind}", "has no end of values for search 'grid'; give a __choice")
             for key in keys
             if not key.options
@@ -281,7 +285,8 @@ class Books:
             if order:
                 best.append(dict(order[0]))
                 index = order[0]["trial"]
-                specs[name] = self.plan.spec_tree(index, self.records[index].draw)
+                record = self.records[index]
+                specs[name] = self.plan.spec_tree(index, record.draw, record.seed)
         if specs:
             write_json(self.plan.run.best_spec_file, specs)
         return best

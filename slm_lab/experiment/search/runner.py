@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -18,8 +19,8 @@ from slm_lab.analysis.tables import read_table
 from slm_lab.env.baseline import known_baseline
 from slm_lab.errors import InputError, Interrupted, LabError
 from slm_lab.experiment import lab
-from slm_lab.experiment.folder import SessionFolder, TrialFolder
-from slm_lab.experiment.search.plan import ENDED, FAILED, FINISHED, RUNNING, Plan, Record
+from slm_lab.experiment.folder import TrialFolder
+from slm_lab.experiment.search.plan import ENDED, FAILED, FINISHED, Plan, Record
 from slm_lab.experiment.session import table_metrics
 from slm_lab.experiment.trial import Trial
 from slm_lab.lib.files import read_json, write_json
@@ -32,29 +33,30 @@ DONOR = "donor.json"  # in a checkpoint of Ray's: whose it is
 
 
 def run_trial(config: dict[str, Any], plan: Plan, tells_again: bool) -> None:
-    """`config`: the trial's draw. `tells_again`: what a trial came to in an earlier run of the search is
-    reported again, for a scheduler that has not heard it. An error ends in the trial's record, not in Ray."""
-    index, draw = int(tune.get_context().get_trial_name().removeprefix("t")), config["draw"]
+    """`config`: the trial's draw. `tells_again`: what a trial came to in an earlier run of the search is reported
+    again, for a scheduler that has not heard it. An error ends in the trial's record, not in Ray."""
+    index = int(tune.get_context().get_trial_name().removeprefix("t"))
     folder = plan.folder(index)
     with _alone(folder):
         before = Record.read(folder, plan.space)
+        record = Record(config["draw"], seed=None if before is None else before.seed)
         try:
-            spec, _ = lab.check(plan.read(index, draw))
             if tells_again:
-                _tell_again(spec, folder)
+                _tell_again(plan.read(index, record.draw), folder)
             if before is not None and before.status in ENDED:
                 return
+            record = _take_over(record, folder, index)
+            spec, _ = lab.check(plan.read(index, record.draw, record.seed))
             write_json(folder.spec_file, {spec.name: spec.to_tree()})
-            Record(draw).write(folder)
-            _take_over(folder, index, spec)
+            record.write(folder)
             Trial(spec, folder, Reporter(plan, spec, folder, index), stop=Stop(plan), workers=_workers(plan)).run()
         except Interrupted:
             return
         except Exception as error:
             told = str(error) if isinstance(error, LabError) else f"{type(error).__name__}: {error}"
-            Record(draw, FAILED, told).write(folder)
+            replace(record, status=FAILED, error=told).write(folder)
         else:
-            Record(draw, FINISHED).write(folder)
+            replace(record, status=FINISHED).write(folder)
 
 
 def _workers(plan: Plan) -> int:
@@ -111,7 +113,7 @@ class Reporter:
             tune.report(report)
             return
         with TemporaryDirectory() as place:
-            _pack(self.folder, self.index, Path(place))
+            _pack(self.folder, self.index, self.spec.meta.seed, Path(place))
             tune.report(report, checkpoint=tune.Checkpoint.from_directory(place))
 
     def note(self, text: str, warning: bool = False) -> None:
@@ -148,24 +150,25 @@ def history(spec: Spec, folder: TrialFolder) -> Iterator[dict[str, Any]]:
         before.append(table_metrics(session, spec))
 
 
-def _pack(folder: TrialFolder, index: int, place: Path) -> None:
+def _pack(folder: TrialFolder, index: int, seed: int | None, place: Path) -> None:
     """The state of its sessions, for another trial to take over."""
-    write_json(place / DONOR, {"trial": index})
+    write_json(place / DONOR, {"trial": index, "seed": seed})
     for session in folder.sessions():
         target = place / session.root.name
         shutil.copytree(session.root, target, ignore=shutil.ignore_patterns("memory", "*.png", "previous.*"))
 
 
-def _take_over(folder: TrialFolder, index: int, spec: Spec) -> None:
-    """Where Ray hands this trial the state of another, that becomes its own."""
+def _take_over(record: Record, folder: TrialFolder, index: int) -> Record:
+    """Where Ray hands this trial the state of another, that becomes its own, with the seeds that its episodes have."""
     checkpoint = tune.get_checkpoint()
     if checkpoint is None:
-        return
+        return record
     with checkpoint.as_directory() as place:
-        if read_json(Path(place) / DONOR)["trial"] == index:
-            return  # its own folder is further on
-        for session in range(spec.meta.max_session):
-            own: SessionFolder = folder.session(session)
-            shutil.rmtree(own.root, ignore_errors=True)
-            shutil.copytree(Path(place) / own.root.name, own.root)
-    Record(read_json(folder.record_file)["draw"], RUNNING).write(folder)
+        donor = read_json(Path(place) / DONOR)
+        if donor["trial"] == index:
+            return record  # its own folder is further on
+        for session in folder.sessions():
+            shutil.rmtree(session.root)
+        for state in Path(place).glob("s*"):
+            shutil.copytree(state, folder.root / state.name)
+    return replace(record, seed=donor["seed"])

@@ -10,6 +10,7 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,6 +18,7 @@ QUIET = {  # who stops Ray and who prints is the lab's business, and nothing is 
     "RAY_USAGE_STATS_ENABLED": "0",
     "TUNE_DISABLE_SIGINT_HANDLER": "1",
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # a trial that was asked to stop may have nothing to tell
     "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
     "RAY_AIR_NEW_OUTPUT": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
@@ -172,6 +174,7 @@ def _population(plan: Plan, interval: int) -> Any:
         mode=plan.meta.search_mode,
         hyperparam_mutations={"draw": mutations},
         custom_explore_fn=keep_in_range,
+        synch=True,  # the same seed, the same takeovers, however fast each trial is
         **settings,
     )
 
@@ -220,7 +223,7 @@ class Watch(tune.Callback):
         folder, draw = self.plan.folder(index), trial.config["draw"]
         record = Record.read(folder, self.plan.space) or Record(draw)
         if record.status == RUNNING and not self.chooser.stopping:
-            record = Record(record.draw, STOPPED_EARLY)
+            record = replace(record, status=STOPPED_EARLY)
             record.write(folder)
             for session in folder.sessions():
                 shutil.rmtree(session.memory_folder, ignore_errors=True)
