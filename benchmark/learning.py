@@ -40,7 +40,12 @@ SHORT_DQN = (
     "agent.memory.max_size=100000",
     "meta.eval_frequency=50000",
 )
-SHORT_PPO = ("agent.net.lr_scheduler_spec.frame=300000", "meta.eval_frequency=50000")
+SHORT_PPO = (  # four times the updates, at twice the learning rate, which falls to half
+    "agent.algorithm.minibatch_size=64",
+    "agent.net.optim_spec.lr=0.0005",
+    "agent.net.lr_scheduler_spec.frame=600000",
+    "meta.eval_frequency=50000",
+)
 CASES = {
     "hopper": Case("mujoco", "sac_mujoco", "Hopper-v5", 100_000, "1000"),
     "halfcheetah": Case("mujoco", "sac_mujoco", "HalfCheetah-v5", 100_000, "2000"),
@@ -117,13 +122,13 @@ def train_sb3(case: Case, seed: int) -> dict[str, float]:
         if case.spec == "ppo_atari":
             settings = {
                 "n_steps": 128,
-                "batch_size": 256,
+                "batch_size": 64,
                 "n_epochs": 4,
                 "ent_coef": 0.01,
                 "vf_coef": 0.5,
                 "clip_range": 0.1,
             }
-            rate = lambda left: 0.00025 * left  # noqa: E731
+            rate = lambda left: 0.0005 * (0.5 + 0.5 * left)  # noqa: E731
             model = PPO("CnnPolicy", env, learning_rate=rate, seed=seed, **settings)
         else:
             settings = {"buffer_size": 100_000, "learning_starts": 10_000, "batch_size": 32, "learning_rate": 1e-4}
