@@ -32,7 +32,12 @@ def make_gather(space: spaces.Space) -> Callable[[list[Any]], Arrays]:
             return flatten_keys({str(key): gather(_part(values, key)) for key, gather in gathers.items()})
 
         return gather_parts
+    if isinstance(space, spaces.Discrete):
+        return _make_gather_classes(space)
     shape, dtype = space.shape or (), space.dtype
+    first, last = (
+        (space.start, space.start + space.nvec - 1) if isinstance(space, spaces.MultiDiscrete) else (None, None)
+    )
 
     def gather(values: list[Any]) -> np.ndarray:
         out = np.empty((len(values), *shape), dtype)
@@ -40,9 +45,32 @@ def make_gather(space: spaces.Space) -> Callable[[list[Any]], Arrays]:
             if type(value) is not np.ndarray or value.dtype is not dtype or value.shape != shape:
                 _check_fit(value, index, space)
             out[index] = value
+        if first is not None and (np.less(out, first).any() or np.greater(out, last).any()):
+            _tell_class(out, space)
         return out
 
     return gather
+
+
+def _make_gather_classes(space: spaces.Discrete) -> Callable[[list[Any]], np.ndarray]:
+    first, last = int(space.start), int(space.start + space.n - 1)
+
+    def gather(values: list[Any]) -> np.ndarray:
+        for index, value in enumerate(values):
+            if type(value) is not int:
+                _check_fit(value, index, space)
+            if not first <= value <= last:
+                raise Misfit(index, f"its observation is {value!r}, its space says {first} to {last}")
+        return np.array(values, space.dtype)
+
+    return gather
+
+
+def _tell_class(values: np.ndarray, space: spaces.Space) -> None:
+    """Raise Misfit for the first of the values (N, ...) that is not in the space."""
+    for index, value in enumerate(values):
+        if not space.contains(value):
+            raise Misfit(index, f"its observation is {value}, its space is {space}")
 
 
 def _part(values: list[Any], key: Any) -> list[Any]:

@@ -12,6 +12,8 @@ import gymnasium
 from gymnasium import spaces
 from gymnasium.wrappers import AtariPreprocessing
 
+from slm_lab.errors import Mistake, SpecError
+
 FRAME_SKIP, MOST_NO_OPS, SIZE = 4, 30, (84, 84)
 GOES_ON = "goes_on"  # in an info: what ended is not the game; in the options of a reset: so let it go on
 FIRE = 1
@@ -28,6 +30,15 @@ def own_keywords(given: dict[str, Any]) -> dict[str, Any]:
 
     ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # else it prints who it is with each env
     return {"obs_type": "grayscale", **given, "frameskip": 1}
+
+
+def frame_skip(given: dict[str, Any]) -> int:
+    """For how many frames an action is done."""
+    frames = given.get("frameskip", FRAME_SKIP)
+    if type(frames) is not int or frames < 1:
+        problem = "the lab skips one whole number of frames; for chance set repeat_action_probability"
+        raise SpecError([Mistake("env.kwargs.frameskip", f"{frames}: {problem}")])
+    return frames
 
 
 def preprocessed(env: gymnasium.Env, frame_skip: int, size: tuple[int, int]) -> gymnasium.Env:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from slm_lab.env.arrays import make_gather
+from slm_lab.env.make import FILE, today
 from slm_lab.env.vector import STEPS_WITHOUT_LIMIT, VectorEnv
 from slm_lab.errors import RunError
 from slm_lab.lib.files import read_json, write_json
@@ -36,9 +37,10 @@ def user_cache() -> Path:
 
 def known_baseline(spec: EnvSpec) -> float | None:
     """The random policy's mean return, if it ships or was measured here; None for an env that the spec changes."""
-    if spec.kwargs or spec.wrappers or spec.max_t is not None:
+    if spec.kwargs or spec.wrappers or spec.max_t is not None or FILE.fullmatch(spec.name):
         return None
-    found = _read(SHIPPED).get(spec.name) or _read(user_cache()).get(spec.name)
+    name = today(spec)[0].name
+    found = _read(SHIPPED).get(name) or _read(user_cache()).get(name)
     mean = found.get("mean") if isinstance(found, dict) else None
     return float(mean) if isinstance(mean, int | float) else None
 
@@ -46,16 +48,23 @@ def known_baseline(spec: EnvSpec) -> float | None:
 def random_baseline(name: str, cache: Path | None = None, episodes: int = EPISODES) -> tuple[Baseline, str]:
     """The random policy's return, and where it is from: what ships, the file `cache`, or measured now and kept there.
 
-    Raises SpecError where there is no such env.
+    A class in a file of the user's own, which may be another tomorrow, is measured each time. Raises SpecError where
+    there is no such env.
     """
+    if FILE.fullmatch(name):
+        return measure(name, episodes), "measured"
     cache = cache or user_cache()
+    name = today(EnvSpec(name=name, max_frame=1))[0].name
     for file, place in ((SHIPPED, "shipped"), (cache, "cached")):
         found = _read(file).get(name)
         if found is not None and found["episodes"] >= episodes:
             return Baseline(**found), place
     measured = measure(name, episodes)
-    cache.parent.mkdir(parents=True, exist_ok=True)
-    keep(cache, {name: measured})
+    try:
+        cache.parent.mkdir(parents=True, exist_ok=True)
+        keep(cache, {name: measured})
+    except (OSError, RunError) as problem:
+        return measured, f"measured; it could not be kept: {problem}"
     return measured, "measured"
 
 
@@ -101,5 +110,5 @@ def _read(file: Path) -> dict:
     """What the file holds; nothing where it is damaged, so that what it held is measured anew."""
     try:
         return read_json(file) if file.exists() else {}
-    except RunError:
+    except (OSError, RunError):
         return {}

@@ -17,6 +17,7 @@ import numpy as np
 from gymnasium import error, spaces
 
 from slm_lab.env import atari, names
+from slm_lab.env.arrays import parts_of
 from slm_lab.env.scaling import RewardScaling
 from slm_lab.env.wrappers import reward_scale, wrapped
 from slm_lab.errors import Mistake, RunError, SpecError
@@ -25,6 +26,8 @@ from slm_lab.spec.registry import nearest
 from slm_lab.spec.schema import EnvSpec
 
 FILE = re.compile(r"(?P<path>.+\.py):(?P<name>\w+)")  # a class in a user's own file
+MOST_CLASSES = 2**20
+FOREIGN = (Exception, SystemExit)  # what may come of code that is not the lab's
 OWN_ENVS = {  # imported when they are made
     "BitFlipping-v0": {"entry_point": "slm_lab.env.bit_flipping:BitFlipping"},
     "MaskedCartPole-v1": {
@@ -78,7 +81,8 @@ def today(spec: EnvSpec) -> tuple[EnvSpec, str]:
 
 
 def _made(spec: EnvSpec, render_mode: str | None) -> gymnasium.Env:
-    if spec.name not in gymnasium.registry and names.newest_version(spec.name):  # gymnasium would take it for that one
+    others = ":" not in spec.name and spec.name not in gymnasium.registry and names.newest_version(spec.name)
+    if others:  # gymnasium would take it for the newest of them
         raise SpecError([Mistake("env.name", names.unknown(spec.name))])
     of_atari = atari.is_atari(spec.name)
     keywords = atari.own_keywords(spec.kwargs) if of_atari else dict(spec.kwargs)
@@ -95,7 +99,7 @@ def _made(spec: EnvSpec, render_mode: str | None) -> gymnasium.Env:
         raise SpecError([Mistake("env.name", f"'{spec.name}' cannot be made: {problem}")]) from problem
     except SpecError:
         raise
-    except Exception as problem:  # an env's constructor is foreign code: it refuses its keywords in its own ways
+    except FOREIGN as problem:  # an env's constructor refuses its keywords in its own ways
         place = "env.kwargs" if spec.kwargs else "env.name"
         reason = str(problem).split(" was raised from the environment creator")[0]
         refused = f"'{spec.name}' cannot be made with {spec.kwargs}: {type(problem).__name__}: {reason}"
@@ -174,6 +178,38 @@ def _check_spaces(name: str, env: gymnasium.Env) -> None:
             problem = f"'{name}' has {label}s of type {kind}, which have no fixed shape"
             remedy = "; one of env.wrappers may turn them into such as have"
             raise SpecError([Mistake("env.name", problem + remedy)])
+        if reason := _why_no_net_takes(space):
+            raise SpecError([Mistake("env.name", f"'{name}' has {label}s {reason}")])
+
+
+def _why_no_net_takes(space: spaces.Space) -> str:
+    """What is wrong with a space of usable parts, nothing where all is well."""
+    parts = list(leaves(space))
+    if not parts:
+        return "without any part"
+    if _has_dotted_key(space):
+        return "with a dot in a key of a Dict: by dots the lab names parts within parts"
+    for key, part in parts:
+        which = f" in '{key}'" if key else ""
+        if 0 in (part.shape or ()):
+            return f"of shape {part.shape}{which}: there is nothing in them"
+        classes = _classes(part)
+        if classes > MOST_CLASSES:
+            return f"of {classes:,} classes{which}, each with weights of its own; a net takes {MOST_CLASSES:,} at most"
+    return ""
+
+
+def _has_dotted_key(space: spaces.Space) -> bool:
+    if not isinstance(space, spaces.Dict | spaces.Tuple):
+        return False
+    dotted = isinstance(space, spaces.Dict) and any("." in str(key) for key in space.spaces)
+    return dotted or any(_has_dotted_key(part) for _, part in parts_of(space))
+
+
+def _classes(space: spaces.Space) -> int:
+    if isinstance(space, spaces.Discrete):
+        return int(space.n)
+    return int(space.nvec.sum()) if isinstance(space, spaces.MultiDiscrete) else 0
 
 
 USABLE = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)

@@ -10,6 +10,7 @@ import importlib.util
 import io
 import re
 import warnings
+from typing import Any
 
 import gymnasium
 
@@ -38,7 +39,7 @@ LIVING = {
 TIMES = {"CartPole-v1": "; its episodes go on for up to 500 steps, not 200"}
 GONE = (  # patterns, in small letters, of what has no successor
     (
-        r"(unity.*|3dball|gridworld|hallway|pushblock|walljump|ball3dhard|bouncer|crawler|pyramids|tennis|soccer).*",
+        r"(unity|gridworld).*|(3dball|hallway|pushblock|walljump|ball3dhard|bouncer|crawler|pyramids|tennis|soccer)\w*",
         "Unity's envs are programs of their own that gymnasium does not run",
     ),
     (r"vizdoom.*|doom.*", "VizDoom's old ids are gone; where the package vizdoom is installed, name 'vizdoom:ITS-ID'"),
@@ -69,6 +70,9 @@ def find_package(name: str) -> None:
 
 def unknown(name: str) -> str:
     """Why there is no such env, in one sentence with the remedy."""
+    module, colon, own = name.rpartition(":")
+    if colon:
+        return f"gymnasium has no env '{name}'" + (newest_version(own, f"{module}:") or _guess(own, module))
     for pattern, reason in GONE:
         if re.fullmatch(pattern, name.lower()):
             return f"'{name}' has no successor: {reason}"
@@ -79,8 +83,21 @@ def unknown(name: str) -> str:
         pattern = ATARI if extra == "atari" else pattern
         if re.fullmatch(pattern, name) and not _installed(package):
             return missing_package(name, package.replace("_", "-"), extra)
-    guess = nearest(name, list(gymnasium.registry))
-    return f"gymnasium has no env '{name}'" + (f"; did you mean '{guess}'?" if guess else "")
+    if re.fullmatch(r"[A-Z]\w+-v[04]", name) and not _installed("ale_py"):
+        return f"gymnasium has no env '{name}'; Atari's games come with: pip install -e '.[atari]'{_guess(name)}"
+    return f"gymnasium has no env '{name}'{_guess(name)}"
+
+
+def _guess(name: str, module: str = "") -> str:
+    """The nearest id, of those of the module if one is given, as the end of a sentence; empty where none is near."""
+    known = [key for key, spec in gymnasium.registry.items() if _is_from(module, spec.entry_point)]
+    guess = nearest(name, known)
+    return f"; did you mean '{module and module + ':'}{guess}'?" if guess else ""
+
+
+def _is_from(module: str, entry_point: Any) -> bool:
+    place = entry_point if isinstance(entry_point, str) else (getattr(entry_point, "__module__", None) or "")
+    return not module or place.partition(":")[0].split(".")[0] == module.split(".")[0]
 
 
 def missing_package(name: str, problem: str, extra: str | None = None) -> str:
@@ -93,10 +110,11 @@ def missing_package(name: str, problem: str, extra: str | None = None) -> str:
     return f"'{name}' needs a package that is not installed ({problem}){remedy}"
 
 
-def newest_version(name: str) -> str:
+def newest_version(name: str, module: str = "") -> str:
     """The newest of the versions that are registered, as the end of a sentence; empty where there are none."""
-    versions = _versions(_split(name)[0])
-    return f"; the newest version here is '{_split(name)[0]}-v{max(versions)}'" if versions else ""
+    base, _ = _split(name)
+    versions = _versions(base)
+    return f"; the newest version here is '{module}{base}-v{max(versions)}'" if versions else ""
 
 
 def _newer_version(name: str) -> str | None:
@@ -109,10 +127,11 @@ def _newer_version(name: str) -> str | None:
 
 
 def _is_stub(name: str) -> bool:
-    """Whether the id is there only to say that it has moved, or needs mujoco-py, which is no more: MuJoCo's v2, v3."""
+    """Whether the id is there only to say that it has moved, or needs mujoco-py, which is no more: MuJoCo's v2 and v3,
+    and the first ones of gymnasium-robotics."""
     entry_point = gymnasium.registry[name].entry_point
     place = str(getattr(entry_point, "__name__", entry_point))
-    return place.startswith(("_raise", "gymnasium_robotics.envs.mujoco"))
+    return place.startswith(("_raise", "gymnasium_robotics.envs.mujoco")) or ":MujocoPy" in place
 
 
 def _of_atari(name: str) -> str | None:

@@ -18,9 +18,10 @@ from slm_lab.env.make import EnvFault
 from slm_lab.errors import Mistake, SpecError
 from slm_lab.lib import seeds
 from slm_lab.spec.schema import EnvSpec
-from slm_lab.types import Arrays, Step
+from slm_lab.types import Arrays, Lost, Step
 
 LEFT_OUT = ("wrappers", "time_aware", "max_t")  # keys for what would have to come between
+KEYWORDS = ("repeat_action_probability", "full_action_space", "max_num_frames_per_episode")  # that it takes too
 
 
 class Native:
@@ -30,7 +31,6 @@ class Native:
         from ale_py.vector_env import AtariVectorEnv
 
         known = gymnasium.registry[spec.name].kwargs
-        keys = ("game", "repeat_action_probability", "full_action_space", "max_num_frames_per_episode")
         height, width = spec.image_downsize or atari.SIZE
         self.name, self.seed, self.stream = spec.name, seed, stream
         self.envs = AtariVectorEnv(
@@ -39,12 +39,12 @@ class Native:
             img_height=height,
             img_width=width,
             stack_num=spec.frame_op_len,
-            frameskip=spec.kwargs.get("frameskip", atari.FRAME_SKIP),
+            frameskip=atari.frame_skip(spec.kwargs),
             noop_max=atari.MOST_NO_OPS,
             life_loss_info=training,
             use_fire_reset=training,
             reward_clipping=False,
-            **{key: value for key, value in {**known, **spec.kwargs}.items() if key in keys},
+            **{key: value for key, value in {**known, **spec.kwargs}.items() if key in ("game", *KEYWORDS)},
         )
         self.episode = [-1] * num_envs
         self._frames = np.zeros(num_envs, np.int64)  # (N,) of the games, so far
@@ -91,6 +91,9 @@ class Native:
         scores = np.asarray(reward, np.float64)
         return Step(obs, next_obs, scores, terminated.copy(), truncated.copy(), goes_on=goes_on)
 
+    def take_unbegun(self) -> list[Lost]:
+        return []
+
     def render(self) -> Any:
         return None
 
@@ -114,3 +117,9 @@ def refuse(spec: EnvSpec) -> None:
     given = [key for key in LEFT_OUT if getattr(spec, key)] + ["frame_op"] * (spec.frame_op == "concat")
     if given:
         raise SpecError([Mistake(f"env.{given[0]}", "not with vectorization 'native', which steps games by itself")])
+    unknown = [key for key in spec.kwargs if key not in (*KEYWORDS, "frameskip")]
+    if unknown:
+        problem = f"not with vectorization 'native', which takes frameskip, {', '.join(KEYWORDS)} alone"
+        raise SpecError([Mistake(f"env.kwargs.{unknown[0]}", problem)])
+    if spec.frame_op_len == 1:
+        raise SpecError([Mistake("env.frame_op_len", "1: vectorization 'native' always stacks: 2 or more")])

@@ -7,7 +7,7 @@ from typing import Any
 import gymnasium
 from gymnasium.spaces import flatten
 
-from slm_lab.env.make import OWN_ENVS
+from slm_lab.env.make import FOREIGN, OWN_ENVS
 from slm_lab.spec.schema import EnvSpec
 
 # Envs whose episodes depend on the ones before them, and the reason
@@ -30,7 +30,7 @@ def why_not_repeated(env: gymnasium.Env, spec: EnvSpec) -> str:
         return ""
     try:
         first, second = _episode(env), _episode(env)
-    except Exception:  # foreign code: what is wrong with it is told, with its place, as it is trained on
+    except FOREIGN:  # what is wrong with it is told, with its place, as it is trained on
         return ""
     for step, (one, other) in enumerate(zip(first, second, strict=False)):
         if one != other:

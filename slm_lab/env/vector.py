@@ -26,7 +26,7 @@ from slm_lab.errors import RunError
 from slm_lab.lib.machine import usable_cores
 from slm_lab.lib.trees import mapped
 from slm_lab.spec.schema import EnvSpec
-from slm_lab.types import Arrays, Step
+from slm_lab.types import Arrays, Lost, Step
 
 FORGOTTEN = 4096  # steps after which those that no episode needs any more are dropped from the log of actions
 # Envs of which a step takes much longer than to hand it to another process and back (benchmark/env.py measures it).
@@ -88,6 +88,7 @@ class VectorEnv:
         self.goal_functions = goal_functions(self.envs[0], self.spec)
         self.time_limit = time_limit(self.envs[0])
         self.episode = [-1] * self.num_envs  # number of the current episode of each sub-env
+        self.unbegun: list[Lost] = []  # episodes passed over since the last `take_unbegun`: their reset failed
         self.strayed: list[int] = []  # sub-envs that a saved state could not be restored to: they began anew
         self._obs: Arrays = None  # (N, ...) to act on now, as the envs gave them
         self._actions = ActionLog(self.action_space, self.num_envs)
@@ -99,6 +100,7 @@ class VectorEnv:
         self._actions.clear()
         self._begun = [0] * self.num_envs
         self._obs = self._rows.begin(self.episode, self.stream)
+        self._pass_over()
         if self.training and self.statistics is not None:
             self.statistics.add(self._obs)
         return self.current_obs()
@@ -106,7 +108,7 @@ class VectorEnv:
     def begin_stream(self, stream: str) -> Arrays:
         """(N, ...) the first observations of another stream of episodes, which begins at its episode 0."""
         self.stream = stream
-        self.episode = [-1] * self.num_envs
+        self.episode, self.unbegun = [-1] * self.num_envs, []
         return self.reset()
 
     def step(self, action: Arrays) -> Step:
@@ -126,6 +128,11 @@ class VectorEnv:
         """(N, ...) the observations to act on now."""
         return self._scale_obs(self._obs) if self._scale_obs.changes else _copy(self._obs)
 
+    def take_unbegun(self) -> list[Lost]:
+        """Episodes that were passed over since the last call, because their reset failed."""
+        taken, self.unbegun = self.unbegun, []
+        return taken
+
     def render(self) -> Any:
         return self._rows.render()
 
@@ -141,10 +148,16 @@ class VectorEnv:
         for index in over.nonzero()[0].tolist():
             self.episode[index] += 1
             self._begun[index] = self._actions.steps
+        self._pass_over()
         if self._actions.steps > FORGOTTEN and min(self._begun) > FORGOTTEN // 2:
             oldest = min(self._begun)
             self._actions.forget(oldest)
             self._begun = [begun - oldest for begun in self._begun]
+
+    def _pass_over(self) -> None:
+        for lost in self._rows.take_unbegun():
+            self.episode[lost.env] += 1
+            self.unbegun.append(lost)
 
     def _scaled(self, step: Step) -> Step:
         obs, next_obs = step.obs, step.next_obs

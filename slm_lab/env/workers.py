@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from slm_lab.env.arrays import make_scatter
 from slm_lab.env.make import EnvFault
 from slm_lab.env.sub_envs import SubEnvs
 from slm_lab.errors import LabError, RunError
@@ -36,24 +37,29 @@ class Workers:
         self.shares = [list(map(int, share)) for share in np.array_split(np.arange(num_envs), count)]
         self.episode = [-1] * num_envs
         self.stream = "train"
-        self._steps = 0
+        self._now = 0  # vector steps so far
+        self._begun = [0] * num_envs  # `_now` when the current episode of each began
         self._obs: Arrays = None
         self._begin_with = (spec, seed, keywords)
         self._workers = [_Worker(spec, seed, share, keywords) for share in self.shares]
         try:
-            for worker in self._workers:
-                worker.told()
+            action_space, *_ = self._answers()
+            self._scatter = make_scatter(action_space)
         except BaseException:
             self.close()
             raise
 
     def begin(self, numbers: Sequence[int], stream: str) -> Arrays:
         self.stream, self.episode = stream, list(numbers)
+        self._begun = [self._now] * len(numbers)
+        self._forget_unbegun()
         self._ask("begin", [([numbers[index] for index in share], stream) for share in self.shares])
         return self._together(self._answers())
 
     def replay(self, numbers: Sequence[int], actions: Sequence[Arrays], stream: str) -> Arrays:
         self.stream, self.episode = stream, list(numbers)
+        self._begun = [self._now - steps_in(taken) for taken in actions]
+        self._forget_unbegun()
         told = [
             ([numbers[index] for index in share], [actions[index] for index in share], stream) for share in self.shares
         ]
@@ -62,8 +68,8 @@ class Workers:
 
     def step(self, action: Arrays) -> Step:
         self._ask("step", [(rows_of(action, share[0], share[-1] + 1),) for share in self.shares])
-        steps = self._answers()
-        self._steps += 1
+        steps = self._answers(action)
+        self._now += 1
         ends = [step.goes_on if step.goes_on is not None else np.zeros(len(step.reward), np.bool_) for step in steps]
         obs = self._together([step.obs for step in steps])
         apart = any(step.obs is not step.next_obs for step in steps)
@@ -71,6 +77,7 @@ class Workers:
         goes_on = np.concatenate(ends)
         for index in np.flatnonzero((terminated | truncated) & ~goes_on):
             self.episode[index] += 1
+            self._begun[index] = self._now
         self._obs = obs
         return Step(
             obs,
@@ -81,6 +88,18 @@ class Workers:
             goes_on=goes_on if goes_on.any() else None,
             lost=tuple(lost for step in steps for lost in step.lost),
         )
+
+    def take_unbegun(self) -> list[Lost]:
+        """Episodes since the last call that were passed over, because their reset failed."""
+        taken = [lost for worker in self._workers for lost in worker.unbegun]
+        self._forget_unbegun()
+        for lost in taken:
+            self.episode[lost.env] += 1
+        return taken
+
+    def _forget_unbegun(self) -> None:
+        for worker in self._workers:
+            worker.unbegun = []
 
     def render(self) -> Any:
         self._workers[0].ask("render")
@@ -95,15 +114,15 @@ class Workers:
             with contextlib.suppress(OSError):  # of one that is dead, which its answer tells
                 worker.ask(call, *given)
 
-    def _answers(self) -> list[Any]:
-        """What every worker answers; after all have, the first fault is raised."""
+    def _answers(self, action: Arrays = None) -> list[Any]:
+        """What every worker answers; after all have, the first fault is raised. `action`: of a step."""
         answers, faults = [], list[LabError]()
         for place, worker in enumerate(self._workers):
             try:
                 answers.append(worker.told())
             except WorkerDied as death:
-                reason = self._told_of(place, death)
-                if self.restarts and self._obs is not None:
+                reason = self._told_of(place, death, action)
+                if action is not None and self.restarts:
                     answers.append(self._revived(place, reason))
                 else:
                     faults.append(EnvFault(reason))
@@ -113,11 +132,16 @@ class Workers:
             raise faults[0]
         return answers
 
-    def _told_of(self, place: int, death: WorkerDied) -> str:
-        share = self.shares[place]
-        episodes = ", ".join(str(self.episode[index]) for index in share)
-        which = f"sub-envs {share[0]} to {share[-1]}" if len(share) > 1 else f"sub-env {share[0]}"
-        return f"env {self.name}: the worker process of {which} {death} (episodes {episodes}, step {self._steps})"
+    def _told_of(self, place: int, death: WorkerDied, action: Arrays) -> str:
+        chosen = None if action is None else self._scatter(action)
+        where = "; ".join(self._moment(index, chosen) for index in self.shares[place])
+        return f"env {self.name}: its worker process {death} ({where})"
+
+    def _moment(self, index: int, chosen: list[Any] | None) -> str:
+        told = f"sub-env {index}"
+        if self.episode[index] >= 0:
+            told += f", episode {self.episode[index]}, step {self._now - self._begun[index]}"
+        return told if chosen is None else f"{told}, action {chosen[index]}"
 
     def _revived(self, place: int, reason: str) -> Step:
         """A new worker in the place of a dead one, with the next episodes; a step that tells of the lost ones."""
@@ -125,12 +149,16 @@ class Workers:
         spec, seed, keywords = self._begin_with
         self._workers[place].close()
         worker = self._workers[place] = _Worker(spec, seed, share, keywords)
-        worker.told()
-        worker.ask("begin", [self.episode[index] + 1 for index in share], self.stream)
+        try:
+            worker.told()
+            worker.ask("begin", [self.episode[index] + 1 for index in share], self.stream)
+            obs = worker.told()
+        except (WorkerDied, OSError) as death:
+            raise EnvFault(f"{reason}; the one in its place {death} as its episodes began") from death
         before = rows_of(self._obs, share[0], share[-1] + 1)
         cut, none = np.ones(len(share), np.bool_), np.zeros(len(share))
         lost = tuple(Lost(index, reason) for index in share)
-        return Step(worker.told(), before, none, ~cut, cut, lost=lost)
+        return Step(obs, before, none, ~cut, cut, lost=lost)
 
     def _together(self, parts: list[Arrays]) -> Arrays:
         self._obs = together(parts)
@@ -149,6 +177,7 @@ class _Worker:
     """
 
     def __init__(self, spec: EnvSpec, seed: int, share: list[int], keywords: dict[str, Any]):
+        self.unbegun: list[Lost] = []
         self.pipe, theirs = multiprocessing.Pipe()
         handle = theirs.fileno()
         code = f"from slm_lab.env.workers import serve; serve({handle})"
@@ -169,7 +198,7 @@ class _Worker:
     def told(self) -> Any:
         """The answer to the oldest question; a fault there is raised here."""
         try:
-            right, answer = self.pipe.recv()
+            right, answer, unbegun = self.pipe.recv()
         except (EOFError, OSError) as problem:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(1)
@@ -178,6 +207,7 @@ class _Worker:
             raise WorkerDied(how) from problem
         if not right:
             raise answer
+        self.unbegun += unbegun
         return answer
 
     def close(self) -> None:
@@ -200,21 +230,26 @@ def serve(handle: int) -> None:
         try:
             envs = SubEnvs(spec, seed, share, **keywords)
         except LabError as fault:
-            pipe.send((False, RunError(str(fault))))
+            pipe.send((False, RunError(str(fault)), []))
             return
-        pipe.send((True, None))
+        pipe.send((True, envs.envs[0].action_space, []))
         while (told := pipe.recv()) is not None:
             call, arguments = told
             try:
-                answer = True, getattr(envs, call)(*arguments)
+                answer = True, getattr(envs, call)(*arguments), envs.take_unbegun()
             except LabError as fault:
-                answer = False, type(fault)(str(fault))
+                answer = False, type(fault)(str(fault)), []
             pipe.send(answer)
     except (EOFError, OSError):  # the parent is gone
         pass
     finally:
         if envs is not None:
             envs.close()
+
+
+def steps_in(actions: Arrays) -> int:
+    """How many there are of (T, ...) actions."""
+    return len(next(iter(actions.values())) if isinstance(actions, dict) else actions)
 
 
 def rows_of(values: Arrays, start: int, stop: int) -> Arrays:

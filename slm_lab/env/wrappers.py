@@ -24,13 +24,13 @@ def wrapped(env: gymnasium.Env, spec: EnvSpec, *, training: bool, notes: list[st
     """The env with all that the spec wants around it. SpecError where something does not go with it."""
     plays_atari = atari.is_atari(spec.name) and atari.is_image(env.observation_space)
     if plays_atari:
-        skip = spec.kwargs.get("frameskip", atari.FRAME_SKIP)
-        env = atari.preprocessed(env, skip, spec.image_downsize or atari.SIZE)
+        env = atari.preprocessed(env, atari.frame_skip(spec.kwargs), spec.image_downsize or atari.SIZE)
         if spec.max_t:
             env = wrappers.TimeLimit(env, spec.max_t)
         env = atari.for_training(env) if training else env
     for place, wrapper in enumerate(spec.wrappers):
-        env = _own(f"env.wrappers[{place}]", partial(_by_name, block=wrapper), env)
+        path = f"env.wrappers[{place}]"
+        env = _own(path, partial(_by_name, block=wrapper, path=path), env)
     env = _without_text(env, spec.name, notes)
     if spec.image_downsize and not plays_atari:
         env = _own("env.image_downsize", lambda env: _downsized(env, spec.image_downsize), env)
@@ -74,7 +74,7 @@ def _own(path: str, wrap: Callable[[gymnasium.Env], gymnasium.Env], env: gymnasi
         raise SpecError([Mistake(path, f"does not go with this env: {problem or type(problem).__name__}")]) from problem
 
 
-def _by_name(env: gymnasium.Env, block: dict[str, Any]) -> gymnasium.Env:
+def _by_name(env: gymnasium.Env, block: dict[str, Any], path: str) -> gymnasium.Env:
     module, _, name = block["name"].replace(":", ".").rpartition(".")
     try:
         made = registry.load("wrapper", f"{module or 'gymnasium.wrappers'}:{name}")
@@ -84,7 +84,14 @@ def _by_name(env: gymnasium.Env, block: dict[str, Any]) -> gymnasium.Env:
         raise ValueError(f"{problem}{hint}") from problem
     if getattr(made, "__module__", "").startswith(("gymnasium.", "slm_lab.")) and not _is_wrapper(made):
         raise ValueError(f"'{block['name']}' is no wrapper of gymnasium")
+    for normalizes, key in NORMALIZERS.items():
+        if isinstance(made, type) and issubclass(made, normalizes):
+            reason = "goes by statistics of each copy's own, which evaluation does not have and no checkpoint holds"
+            raise SpecError([Mistake(path, f"'{block['name']}' {reason}: set env.{key} instead")])
     return made(env, **{key: value for key, value in block.items() if key != "name"})
+
+
+NORMALIZERS = {wrappers.NormalizeObservation: "normalize_obs", wrappers.NormalizeReward: "normalize_reward"}
 
 
 def _is_wrapper(made: Any) -> bool:

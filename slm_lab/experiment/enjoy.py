@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from slm_lab.agent.agent import Agent
-from slm_lab.env import Statistics, VectorEnv
+from slm_lab.env import FOREIGN, Statistics, VectorEnv
 from slm_lab.errors import InputError, SpecError
 from slm_lab.experiment.checkpoint import Checkpoints, taking_up
 from slm_lab.experiment.evaluate import cut_note, step_limit
 from slm_lab.experiment.folder import RunFolder, SessionFolder
 from slm_lab.experiment.session import read_metrics
-from slm_lab.experiment.video import LONGEST, write_film
+from slm_lab.experiment.video import LONGEST, to_rgb, write_film
 from slm_lab.spec.schema import Spec
 
 
@@ -51,12 +51,13 @@ class Films:
         if len(self.files) >= self.most or len(self._frames) >= LONGEST:
             return
         try:
-            picture = env.render()
-        except Exception as problem:  # foreign code; the episodes count, with or without pictures
+            picture = to_rgb(env.render())
+            if self._frames and picture.shape != self._frames[0].shape:
+                raise ValueError(f"its pictures are of shape {self._frames[0].shape} and {picture.shape}")
+        except FOREIGN as problem:  # the episodes count, with or without pictures
             self.most, self.note = 0, f"no video: {env.name} cannot be drawn: {problem}"
             return
-        if isinstance(picture, np.ndarray) and picture.ndim == 3:
-            self._frames.append(picture)
+        self._frames.append(picture.copy())  # some envs draw the next one into the same array
 
     def cut(self, episode: int) -> None:
         """The episode is over."""

@@ -28,13 +28,15 @@ def cut_note(env: VectorEnv) -> str:
 
 @dataclass(frozen=True)
 class Evaluation:
-    returns: np.ndarray  # (episodes,)
+    returns: np.ndarray  # (episodes,)  of those that were not lost
     lengths: np.ndarray  # (episodes,)  steps
     note: str = ""  # what a user should know of it
     lost: tuple[str, ...] = ()  # what became of episodes whose env failed
 
-    def row(self) -> dict[str, float]:
-        """Its columns of the eval table."""
+    def row(self) -> dict[str, float | None]:
+        """Its columns of the eval table; empty ones where all episodes were lost."""
+        if not len(self.returns):
+            return {"episodes": 0, **dict.fromkeys(("return", "return_std", "return_min", "return_max", "length"))}
         return {
             "episodes": len(self.returns),
             "return": float(self.returns.mean()),
@@ -55,7 +57,7 @@ class Evaluator:
         self, spec: EnvSpec, episodes: int, seed: int, statistics: Statistics | None = None, restarts: bool = False
     ):
         """`statistics`: of the env that trains, by which observations are normalized; they are used as they are.
-        `restarts`: where an env fails its episode ends with what it has come to; else EnvFault is raised."""
+        `restarts`: where an env fails its episode does not count; else EnvFault is raised."""
         keywords: dict[str, Any] = {"stream": "eval", "training": False, "statistics": statistics, "restarts": restarts}
         self.env = VectorEnv(spec, seed, num_envs=episodes, **keywords)
         self.limit = step_limit(self.env)
@@ -68,17 +70,22 @@ class Evaluator:
         returns = np.zeros(env.num_envs)
         lengths = np.zeros(env.num_envs, np.int64)
         playing = np.ones(env.num_envs, np.bool_)
-        lost: list[str] = []
+        counted = np.ones(env.num_envs, np.bool_)
+        lost = [f"an episode of the evaluation at {frame} is passed over: {late.reason}" for late in env.take_unbegun()]
         while playing.any():
             if stop():
                 return None
             step = env.step(agent.act(obs, frame, explore=False, carried=carried))
             returns += np.where(playing, step.reward, 0)
             lengths += playing
+            for entry in step.lost:
+                if playing[entry.env]:
+                    counted[entry.env] = False
+                    lost.append(f"an episode of the evaluation at {frame} does not count: {entry.reason}")
             playing &= ~(step.terminated | step.truncated) & (lengths < self.limit)
-            lost += [f"an episode of the evaluation at {frame} is cut short: {entry.reason}" for entry in step.lost]
             obs = step.obs
-        return Evaluation(returns, lengths, cut_note(env) if lengths.max() >= self.limit else "", tuple(lost))
+        returns, lengths = returns[counted], lengths[counted]
+        return Evaluation(returns, lengths, cut_note(env) if (lengths >= self.limit).any() else "", tuple(lost))
 
     def close(self) -> None:
         self.env.close()

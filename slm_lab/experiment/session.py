@@ -92,6 +92,7 @@ class Session:
             self.logbook = Logbook(folder, spec.env.num_envs, reports, fresh=not self.resumes)
         self.best: float | None = None
         self.evaluation_due = False
+        self.failed_in: dict[str, Any] | None = None  # the step to be made, where an env failed in it
         self.told_of_evaluations = False
         self.diverged = False
         self.unsaved = ""  # why the last try to write something failed
@@ -104,7 +105,7 @@ class Session:
             obs = self._begin()
             self._obey_stop()
             while self.clock.frame < self.spec.env.max_frame:
-                action = self.agent.act(obs, self.clock.frame, carried=self.carried)
+                action = self._act(obs)
                 step = self._step(action)
                 self.agent.remember(obs, action, step, self.carried)
                 self.clock.tick(self.env.num_envs)
@@ -122,30 +123,48 @@ class Session:
         finally:
             self._close()
 
+    def _act(self, obs: Any) -> Any:
+        """(N, ...) the actions for these observations, which may have been chosen before an env failed in them."""
+        if self.failed_in is None:
+            return self.agent.act(obs, self.clock.frame, carried=self.carried)
+        action, self.failed_in = self.failed_in["action"], None
+        return action
+
     def _step(self, action: Any) -> Step:
-        """A step of the env; where it fails, the state of the moment before is saved."""
+        """A step of the env; where it fails, the state of the moment before is saved, with the action to be made."""
         try:
             step = self.env.step(action)
         except EnvFault:
             if self.clock.frame:
+                self.failed_in = {"action": action, "before": None if self.carried is None else self.carried.before}
                 self._save()
             raise
         for lost in step.lost:
             self._warn(f"frame {self.clock.frame}: the episode is lost: {lost.reason}")
+        if self.env.unbegun:
+            self._warn_of_unbegun()
         return step
+
+    def _warn_of_unbegun(self) -> None:
+        for lost in self.env.take_unbegun():
+            self._warn(f"frame {self.clock.frame}: the episode is passed over: {lost.reason}")
 
     def _begin(self) -> Any:
         """(N, ...) the observations to act on: of a new run, or of the moment that the checkpoint holds."""
         if not self.resumes:
             self.folder.best.unlink(missing_ok=True)  # of a start that came to no checkpoint
             self.logbook.note(f"begins with seed {self.spec.meta.seed}")
-            return self.env.reset()
+            obs = self.env.reset()
+            self._warn_of_unbegun()
+            return obs
         tree, trouble = self.checkpoints.load()
         with taking_up(self.folder):
             self.load_state_dict(tree)
         if trouble:
             self._warn(trouble)
         self._log(f"goes on from frame {self.clock.frame}")
+        if self.env.strayed and self.failed_in is not None:
+            self._choose_again()
         strayed = np.isin(np.arange(self.env.num_envs), self.env.strayed)
         if self.carried is not None:
             self.carried.begin_anew(strayed)
@@ -155,6 +174,12 @@ class Session:
         if self.evaluation_due:
             self._take_stock()
         return self.env.current_obs()
+
+    def _choose_again(self) -> None:
+        """The actions that an env failed in are not for what the envs show now."""
+        if self.carried is not None:
+            self.carried.values = self.carried.before
+        self.failed_in = None
 
     def _keep_books(self) -> None:
         """What is due at this frame: a train row, an evaluation with a snapshot, a word to the user."""
@@ -201,7 +226,7 @@ class Session:
                 self._warn(reason)
             with self._writing("a row of the eval table"):
                 self.logbook.write_eval(self.clock, self.agent.algorithm.opt_step, evaluation)
-            score = float(evaluation.returns.mean())
+            score = float(evaluation.returns.mean()) if len(evaluation.returns) else None
             if evaluation.note and not self.told_of_evaluations:
                 self.told_of_evaluations = True
                 self.logbook.note(evaluation.note)
@@ -312,6 +337,7 @@ class Session:
             "logbook": self.logbook.state_dict(),
             "best": self.best,
             "evaluation_due": self.evaluation_due,
+            "failed_in": self.failed_in,
         }
 
     def load_state_dict(self, tree: dict) -> None:
@@ -319,12 +345,22 @@ class Session:
         self.env.load_state_dict(tree["env"])
         if self.carried is not None:
             self.carried.load_state_dict(tree["carried"])
+        self._take_up_failed(tree.get("failed_in"))
         self.logbook.load_state_dict(tree["logbook"])
         self.best = None if tree["best"] is None else float(tree["best"])
         if self.best is not None and math.isnan(self.best):
             raise ValueError("the best score is no number")
         self.evaluation_due = bool(tree["evaluation_due"])
         self.clock.load_state_dict(tree["clock"])
+
+    def _take_up_failed(self, failed_in: dict[str, Any] | None) -> None:
+        self.failed_in = failed_in
+        if failed_in is None:
+            return
+        if len(failed_in["action"]) != self.env.num_envs:
+            raise ValueError(f"actions of {len(failed_in['action'])} envs")
+        if self.carried is not None:
+            self.carried.before = np.asarray(failed_in["before"]).reshape(self.carried.values.shape)
 
 
 def log_frequency(spec: Spec) -> int:

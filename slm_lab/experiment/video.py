@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -23,6 +24,17 @@ def write_film(folder: Path, name: str, frames: list[np.ndarray], frames_per_sec
         return _write_gif(folder / f"{name}.gif", frames, rate)
     except OSError as error:
         raise RunError(f"{folder}: the video cannot be written: {error.strerror or error}") from error
+
+
+def to_rgb(picture: Any) -> np.ndarray:
+    """(height, width, 3) bytes of what an env draws. Raises ValueError where it is no picture of bytes."""
+    if not isinstance(picture, np.ndarray):
+        raise ValueError(f"it gives {type(picture).__name__}, not an array of bytes")
+    if picture.ndim == 2:
+        picture = picture[..., None]
+    if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] not in (1, 3, 4) or not picture.size:
+        raise ValueError(f"it gives {picture.dtype} of shape {picture.shape}, not bytes of (height, width, 3)")
+    return picture.repeat(3, axis=2) if picture.shape[2] == 1 else picture[..., :3]
 
 
 def _write_mp4(file: Path, frames: list[np.ndarray], rate: int) -> Path:

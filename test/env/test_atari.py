@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from slm_lab.env import VectorEnv, make_env
+from slm_lab.env.native import refuse
 from slm_lab.env.wrappers import frame_stack, reward_scale
 from slm_lab.errors import SpecError
 from slm_lab.spec.schema import EnvSpec
@@ -145,3 +146,24 @@ def test_the_native_vector_env_goes_on_from_a_saved_state():
 def test_native_is_refused_where_it_cannot_be_exact_or_lacks_a_key(keys):
     with pytest.raises(SpecError, match="native"):
         VectorEnv(spec(**keys, vectorization="native", num_envs=2), 0)
+
+
+@pytest.mark.parametrize("frames", [[2, 5], 0, 2.5, True])
+@pytest.mark.parametrize("way", ["sync", "native"])
+def test_frames_to_skip_that_are_no_number_of_frames_are_refused(frames, way):
+    with pytest.raises(SpecError, match=r"env\.kwargs\.frameskip: .*one whole number of frames"):
+        VectorEnv(spec(vectorization=way, num_envs=2, kwargs={"frameskip": frames}), 3)
+
+
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        ({"kwargs": {"mode": 12}}, r"env\.kwargs\.mode: not with vectorization 'native'"),
+        ({"frame_op_len": 1}, r"env\.frame_op_len: 1: vectorization 'native' always stacks"),
+    ],
+)
+def test_what_the_native_vector_env_cannot_do_is_refused(keys, told):
+    with pytest.raises(SpecError, match=told):
+        refuse(spec(vectorization="native", **keys))
+    given = {"frameskip": 2, "repeat_action_probability": 0.1, "full_action_space": True}
+    refuse(spec(vectorization="native", kwargs=given))

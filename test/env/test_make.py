@@ -3,6 +3,7 @@ import warnings
 
 import gymnasium
 import pytest
+from gymnasium import spaces
 
 from slm_lab.env import make_env
 from slm_lab.errors import SpecError
@@ -100,3 +101,38 @@ def test_observations_without_a_fixed_shape_are_refused():
         "env.name: 'toy/Wordy-v0' has observations of type Text, which have no fixed shape; "
         "one of env.wrappers may turn them into such as have"
     )
+
+
+NOTHING, NUMBERS = spaces.Box(0, 1, (0,)), spaces.Box(0, 1, (2,))
+
+
+@pytest.mark.parametrize(
+    ("space", "told"),
+    [
+        (spaces.Dict({}), "observations without any part"),
+        (NOTHING, "observations of shape (0,): there is nothing in them"),
+        (spaces.Dict({"a": NUMBERS, "b": NOTHING}), "observations of shape (0,) in 'b'"),
+        (spaces.Dict({"a.b": NUMBERS}), "observations with a dot in a key of a Dict"),
+        (spaces.Tuple((spaces.Dict({"a.b": NUMBERS}),)), "observations with a dot in a key of a Dict"),
+        (spaces.Discrete(10**12), "observations of 1,000,000,000,000 classes"),
+        (spaces.Dict({"a": spaces.MultiDiscrete([2**20, 2])}), "observations of 1,048,578 classes in 'a'"),
+    ],
+)
+def test_a_space_that_no_net_can_take_is_refused_with_the_reason(space, told):
+    class Odd(gymnasium.Env):
+        observation_space, action_space = space, spaces.Discrete(2)
+
+    gymnasium.register("toy/Odd-v0", Odd)
+    try:
+        assert f"'toy/Odd-v0' has {told}" in refusal("toy/Odd-v0")
+    finally:
+        del gymnasium.registry["toy/Odd-v0"]
+
+
+def test_a_constructor_that_exits_is_told():
+    class Exiting(gymnasium.Env):
+        def __init__(self):
+            raise SystemExit("bye")
+
+    gymnasium.register("toy/Exiting-v0", Exiting)
+    assert "cannot be made with {}: SystemExit: bye" in refusal("toy/Exiting-v0")

@@ -1,8 +1,10 @@
+import sys
+
 import gymnasium
 import pytest
 
 from slm_lab.env import make_env
-from slm_lab.env.names import living, unknown
+from slm_lab.env.names import find_package, living, unknown
 from slm_lab.errors import SpecError
 from slm_lab.spec.schema import EnvSpec
 
@@ -30,6 +32,16 @@ def test_old_names_stand_for_the_envs_that_live_on_and_a_line_tells(old, new):
 @pytest.mark.parametrize("name", ["CartPole-v1", "HalfCheetah-v4", "CartPole-v9", "CartPole", "NoSuchThing-v0"])
 def test_names_of_today_and_unknown_ones_stay(name):
     assert living(name) == (name, "")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("FetchReach-v1", "FetchReach-v4"), ("HandReach-v0", "HandReach-v3"), ("FetchPush-v2", "FetchPush-v4")],
+)
+def test_robotics_that_need_mujoco_py_stand_for_the_ones_that_live_on(old, new):
+    pytest.importorskip("gymnasium_robotics")
+    find_package(old)
+    assert living(old)[0] == new
 
 
 @pytest.mark.parametrize("name", ["vizdoom-v0", "gridworld", "unity-3dball", "RoboschoolHumanoidFlagrun-v1"])
@@ -63,3 +75,26 @@ def test_a_package_that_is_not_installed_is_told_with_its_extra(name, package, e
     monkeypatch.setattr(gymnasium.envs.registration, "registry", others)
     with pytest.raises(SpecError, match=rf"pip install -e '\.\[{extra}\]'"):
         make_env(EnvSpec(name=name, max_frame=1))
+
+
+@pytest.mark.parametrize("name", ["Pong-v0", "Pong-v4", "TennisNoFrameskip-v4", "ALE/Tennis-v5"])
+def test_games_of_atari_name_their_extra_where_ale_is_not_installed(name, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ale_py", None)
+    others = {key: spec for key, spec in gymnasium.registry.items() if "ale_py" not in str(spec.entry_point)}
+    monkeypatch.setattr(gymnasium, "registry", others)
+    told = unknown(name)
+    assert "pip install -e '.[atari]'" in told
+    assert "Unity" not in told
+
+
+def test_ids_of_a_module_are_suggested_with_it(tmp_path, monkeypatch):
+    source = "import gymnasium\nclass My(gymnasium.Env): pass\ngymnasium.register('My-v0', My)\n"
+    (tmp_path / "my_module_of_envs.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    for wrong in ("My-v3", "Mi-v0"):
+        with pytest.raises(SpecError, match=r"'my_module_of_envs:My-v0'"):
+            make_env(EnvSpec(name=f"my_module_of_envs:{wrong}", max_frame=1))
+    with pytest.raises(SpecError, match=r"no env 'my_module_of_envs:Pon-v0'$"):  # no other module's
+        make_env(EnvSpec(name="my_module_of_envs:Pon-v0", max_frame=1))
+    with pytest.raises(SpecError, match="has no observation_space"):
+        make_env(EnvSpec(name="my_module_of_envs:My-v0", max_frame=1))

@@ -29,6 +29,8 @@ class Drifting(gymnasium.Env):
         self.steps += 1
         if self.what == "fault":
             raise RuntimeError("later")
+        if self.what == "exit":
+            raise SystemExit("bye")
         over = self.steps == (5 if self.what != "length" else 5 + self.resets)
         return self._obs(), float(self.what == "reward" and self.resets), over, False, {}
 
@@ -52,6 +54,7 @@ def reason(name, **keys):
         ("reward", "from the same seed and actions it came to something else at step 1"),
         ("length", "from the same seed and actions it came to something else at step 6"),
         ("fault", ""),
+        ("exit", ""),
         ("nothing", ""),
     ],
 )
@@ -59,8 +62,24 @@ def test_an_env_of_one_s_own_is_tried(what, told):
     assert reason("toy/Drifting-v0", kwargs={"what": what}) == told
 
 
-def test_a_familiar_env_in_a_wrapper_that_outlives_episodes_is_tried():
-    wrapped = {"wrappers": [{"name": "gymnasium.wrappers.NormalizeReward"}]}
+COUNTING = """
+import gymnasium
+
+
+class Counting(gymnasium.Wrapper):
+    steps = 0
+
+    def step(self, action):
+        self.steps += 1
+        obs, _, *rest = self.env.step(action)
+        return obs, float(self.steps), *rest
+"""
+
+
+def test_a_familiar_env_in_a_wrapper_that_outlives_episodes_is_tried(tmp_path, monkeypatch):
+    (tmp_path / "counting_wrapper.py").write_text(COUNTING)
+    monkeypatch.syspath_prepend(tmp_path)
+    wrapped = {"wrappers": [{"name": "counting_wrapper.Counting"}]}
     assert reason("CartPole-v1", **wrapped) == "from the same seed and actions it came to something else at step 1"
     assert reason("CartPole-v1", wrappers=[{"name": "ClipReward", "max_reward": 1.0}]) == ""
 

@@ -1,3 +1,4 @@
+import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -226,3 +227,59 @@ def test_large_but_finite_observations_pass():
     envs.reset()
     envs.envs[0].unwrapped.step = lambda action: (np.full(2, 3e38, np.float32), 0.0, False, False, {})
     assert np.isfinite(envs.step(np.zeros((1, 2))).obs).all()
+
+
+def told_in_step(envs, obs=None, reward=0.0):
+    envs.envs[0].unwrapped.step = lambda action: (obs, reward, False, False, {})
+    envs._rows._steps[0] = envs.envs[0].unwrapped.step
+    return envs.step(np.zeros(envs.num_envs, np.int64))
+
+
+class Classes(gymnasium.Env):
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, space):
+        self.observation_space = space
+
+    def reset(self, *, seed=None, options=None):
+        self.observation_space.seed(seed)
+        return self.observation_space.sample(), {}
+
+
+@pytest.mark.parametrize(
+    ("space", "right", "wrong"),
+    [
+        (spaces.Discrete(5), (0, 4, np.int64(3)), (-1, 5, 7)),
+        (spaces.Discrete(3, start=-4), (-4, -2), (-5, -1, 0)),
+        (spaces.MultiDiscrete([2, 3]), ([0, 0], [1, 2]), ([-1, 0], [0, 3], [2, 0])),
+    ],
+)
+def test_a_class_that_the_space_does_not_have_is_told(space, right, wrong):
+    gymnasium.register("toy/Classes-v0", Classes)
+    try:
+        envs = vector("toy/Classes-v0", num_envs=1, space=space)
+    finally:
+        del gymnasium.registry["toy/Classes-v0"]
+    envs.reset()
+    for value in right:
+        assert told_in_step(envs, value).obs[0].tolist() == np.asarray(value).tolist()
+    for value in wrong:
+        with pytest.raises(EnvFault, match=r"its observation is .*sub-env 0, episode 0"):
+            told_in_step(envs, value)
+
+
+@pytest.mark.parametrize("reward", [1, True, np.float32(1), np.array(1.0), np.array([1.0]), np.array([[1]])])
+def test_a_reward_may_be_any_one_number(reward):
+    envs = vector("toy/Countdown-v0", num_envs=2)
+    obs = envs.reset()[0]
+    step = told_in_step(envs, obs, reward)
+    assert step.reward.tolist() == [1.0, 1.0]
+    assert step.reward.dtype == np.float64
+
+
+@pytest.mark.parametrize("reward", [None, "1", [1.0, 2.0], np.zeros(2), np.zeros(0), 1j, {}, [[1], [1, 2]]])
+def test_a_reward_that_is_no_number_is_told(reward):
+    envs = vector("toy/Countdown-v0", num_envs=2)
+    obs = envs.reset()[0]
+    with pytest.raises(EnvFault, match=r"its reward is .*, not a number .sub-env 0, episode 0"):
+        told_in_step(envs, obs, reward)

@@ -1,9 +1,11 @@
 """Whichever way sub-envs are stepped, the same comes of it: their episodes, their ends, their faults, their state."""
 
 import os
+import re
 import signal
 from functools import partial
 
+import gymnasium
 import numpy as np
 import pytest
 
@@ -23,13 +25,30 @@ class Countdown(gymnasium.Env):
     observation_space = spaces.Box(0, 1000, (2,), np.float32)
     action_space = spaces.Discrete(2)
 
-    def __init__(self, fault=None):
-        self.fault = fault
+    def __init__(self, fault=None, reset_fault=None, good_resets=0, every=1):
+        """After so many good resets those fail that draw a multiple of `every`."""
+        self.fault, self.reset_fault, self.good_resets, self.every = fault, reset_fault, good_resets, every
+        self.resets = 0
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         self.drawn, self.steps = int(self.np_random.integers(1, 1000)), 0
-        return np.array([self.drawn, 0], np.float32), {}
+        obs = np.array([self.drawn, 0], np.float32)
+        self.resets += 1
+        if os.environ.get("COUNTDOWN_DIES"):
+            os._exit(7)
+        if self.resets > self.good_resets and self.drawn % self.every == 0:
+            if self.reset_fault == "raises":
+                raise RuntimeError("no wheels")
+            if self.reset_fault == "exits":
+                raise SystemExit("bye")
+            if self.reset_fault == "observes NaN":
+                obs[1] = np.nan
+            if self.reset_fault == "observes too much":
+                obs = np.zeros(3, np.float32)
+            if self.reset_fault == "tells no info":
+                return obs
+        return obs, {}
 
     def step(self, action):
         self.steps += 1
@@ -38,6 +57,14 @@ class Countdown(gymnasium.Env):
         if action == 1:
             if self.fault == "raises":
                 raise RuntimeError("the physics exploded")
+            if self.fault == "exits":
+                raise SystemExit("bye")
+            if self.fault == "ends twice":
+                return obs, 1.0, np.array([False, True]), False, {}
+            if self.fault == "tells nothing":
+                return obs, 1.0, True, False, None
+            if self.fault == "rewards twice":
+                return obs, np.array([1.0, 2.0]), False, False, {}
             if self.fault == "dies":
                 os._exit(7)
             if self.fault == "observes too much":
@@ -117,7 +144,11 @@ def test_a_state_saved_in_one_way_goes_on_in_the_other(vector, way):
     ("fault", "told"),
     [
         ("raises", "RuntimeError: the physics exploded"),
+        ("exits", "SystemExit: bye"),
         ("rewards NaN", "its reward is nan"),
+        ("rewards twice", r"its reward is array.*, not a number"),
+        ("ends twice", r"its terminated is array.*, not true or false"),
+        ("tells nothing", "its info is None, not a dict"),
         ("observes too much", r"its observation has shape \(3,\), its space says \(2,\)"),
         ("observes text", r"its observation has shape \(\), its space says \(2,\)"),
     ],
@@ -136,10 +167,145 @@ def test_a_fault_is_told_with_its_place_and_leaves_the_state_of_the_moment_befor
     assert envs.current_obs().tolist() == obs.tolist()
 
 
-def test_a_worker_that_dies_is_told_with_its_sub_envs(vector):
+RESET_FAULTS = [
+    ("raises", "RuntimeError: no wheels"),
+    ("exits", "SystemExit: bye"),
+    ("observes NaN", r"its observation is \[ *\d+\. +nan\]"),
+    ("observes too much", r"its observation has shape \(3,\), its space says \(2,\)"),
+    ("tells no info", r"it gave ndarray, not \(observation, info\)"),
+]
+OF_EACH_WAY = [*(("sync", *fault) for fault in RESET_FAULTS), ("async", *RESET_FAULTS[2])]
+
+
+@pytest.mark.parametrize(("way", "fault", "told"), OF_EACH_WAY)
+def test_a_reset_that_fails_is_told_with_its_place(vector, way, fault, told):
+    envs = vector(way, reset_fault=fault)
+    with pytest.raises(EnvFault, match=f"failed in reset: {told} .sub-env 0, episode 0, step 0"):
+        envs.reset()
+
+
+@pytest.mark.parametrize(("way", "fault", "told"), OF_EACH_WAY)
+def test_a_reset_that_fails_later_leaves_the_state_of_the_moment_before(vector, way, fault, told):
+    envs = vector(way, reset_fault=fault, good_resets=2)
+    envs.reset()
+    fault = ""
+    while not fault:
+        before, obs = envs.state_dict(), envs.current_obs()
+        try:
+            envs.step(no(envs))
+        except EnvFault as problem:
+            fault = str(problem)
+    assert re.search(f"failed in reset: {told} .sub-env ., episode 2, step 0", fault)
+    assert envs.state_dict()["episode"] == before["episode"]
+    assert envs.current_obs().tolist() == obs.tolist()
+
+
+@pytest.mark.parametrize(("way", "fault", "told"), OF_EACH_WAY)
+def test_where_faults_are_to_be_survived_an_episode_that_does_not_begin_is_passed_over(vector, way, fault, told):
+    whole, envs = vector(way), vector(way, restarts=True, reset_fault=fault, every=4)
+    firsts = {whole.reset()[0, 0]} | {whole.step(no(whole)).obs[0, 0] for _ in range(100)}
+    obs, passed = envs.reset(), []
+    for _ in range(40):
+        assert (obs[:, 0] % 4 != 0).all()
+        assert obs[0, 0] in firsts
+        passed += envs.take_unbegun()
+        obs = envs.step(no(envs)).obs
+    assert len(passed) >= 3
+    assert all("failed in reset" in lost.reason for lost in passed)
+    other = vector(way, restarts=True)
+    other.load_state_dict(envs.state_dict())
+    assert other.strayed == []
+    assert other.current_obs().tolist() == obs.tolist()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_sub_env_of_which_three_resets_fail_is_given_up(vector, way):
+    envs = vector(way, restarts=True, reset_fault="raises", good_resets=1)
+    envs.reset()
+    with pytest.raises(EnvFault, match=r"no wheels .sub-env ., episode 3, step 0"):
+        played(envs, 30)
+
+
+def test_a_state_can_be_taken_up_after_resets_that_failed(vector):
+    envs = vector(restarts=True, reset_fault="raises", good_resets=2)
+    envs.reset()
+    before = envs.state_dict()
+    with pytest.raises(EnvFault):
+        played(envs, 60)
+    for env in envs.envs:
+        env.unwrapped.reset_fault = None
+    envs.load_state_dict(before)
+    played(envs, 30)
+    assert envs.episode == envs._rows.episode
+
+
+class OneBuffer(gymnasium.Env):
+    """Writes all its observations into one array."""
+
+    observation_space, action_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32), gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        self.buffer = np.zeros(2, np.float32)
+        return self.buffer, {}
+
+    def step(self, action):
+        self.buffer[:] = np.nan if action == 1 else 0.5
+        return self.buffer, 1.0, False, False, {}
+
+
+def test_an_observation_that_is_written_over_is_lost_with_its_episode_alone():
+    gymnasium.register("toy/OneBuffer-v0", OneBuffer)
+    envs = VectorEnv(EnvSpec(name="toy/OneBuffer-v0", num_envs=2, max_frame=1), 7, restarts=True)
+    envs.reset()
+    envs.step(no(envs))
+    step = envs.step(np.array([0, 1]))
+    assert [entry.env for entry in step.lost] == [1]
+    assert step.next_obs.tolist() == [[0.5, 0.5], [0.5, 0.5]]
+    assert step.obs.tolist() == [[0.5, 0.5], [0.0, 0.0]]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_after_a_state_was_taken_up_a_fault_is_told_with_the_step_of_its_episode(vector, way):
+    envs, other = vector(way), vector(way, fault="raises")
+    envs.reset()
+    played(envs, 17)
+    other.load_state_dict(envs.state_dict())
+    steps = int(other.current_obs()[1, 1])
+    assert steps > 0
+    with pytest.raises(EnvFault, match=f"sub-env 1, episode {other.episode[1]}, step {steps}, action 1"):
+        other.step(np.array([0, 1, 0]))
+
+
+def test_a_worker_that_dies_is_told_with_its_sub_envs(vector, monkeypatch):
+    monkeypatch.setattr("slm_lab.env.workers.usable_cores", lambda: 2)
     envs = vector("async", fault="dies")
     envs.reset()
-    with pytest.raises(EnvFault, match=r"worker process of sub-env.* ended with exit code 7 .episodes 0"):
+    obs = envs.step(no(envs)).obs
+    while (obs[:2, 1] == obs[0, 1]).all():
+        obs = envs.step(no(envs)).obs
+    first, second = (f"sub-env {i}, episode {envs.episode[i]}, step {obs[i, 1]:.0f}, action" for i in range(2))
+    with pytest.raises(EnvFault, match=rf"worker process ended with exit code 7 \({first} 0; {second} 1\)"):
+        envs.step(np.array([0, 1, 0]))
+
+
+def test_a_worker_that_dies_after_a_state_was_taken_up_is_told_with_the_step_of_its_episode(vector):
+    envs, other = vector("async"), vector("async", fault="dies")
+    envs.reset()
+    played(envs, 17)
+    other.load_state_dict(envs.state_dict())
+    steps = int(other.current_obs()[2, 1])
+    assert steps > 0
+    with pytest.raises(EnvFault, match=rf"sub-env 2, episode {other.episode[2]}, step {steps}, action 1\)"):
+        other.step(np.array([0, 0, 1]))
+
+
+def test_a_worker_that_dies_again_as_its_episodes_begin_is_told(vector, monkeypatch):
+    envs = vector("async", restarts=True, fault="dies")
+    envs.reset()
+    monkeypatch.setenv("COUNTDOWN_DIES", "yes")
+    with pytest.raises(
+        EnvFault, match=r"action 1\); the one in its place ended with exit code 7 as its episodes began"
+    ):
         envs.step(np.array([0, 0, 1]))
 
 

@@ -101,3 +101,11 @@ def test_a_class_in_a_users_own_file(tmp_path, monkeypatch):
     assert "there is no file other.py" in refusal("other.py:Mine")
     (tmp_path / "wrong.py").write_text("import no_such_package")
     assert "wrong.py cannot be imported: ModuleNotFoundError: No module named" in refusal("wrong.py:Mine")
+
+
+@pytest.mark.parametrize("key", ["normalize_obs", "normalize_reward"])
+def test_wrappers_with_statistics_of_their_own_are_refused(key):
+    name = {"normalize_obs": "NormalizeObservation", "normalize_reward": "NormalizeReward"}[key]
+    told = refusal(wrappers=[{"name": "TimeAwareObservation"}, {"name": name}], max_t=3)
+    assert told.startswith(f"env.wrappers[1]: '{name}' goes by statistics")
+    assert told.endswith(f"set env.{key} instead")

@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from gymnasium import spaces
 from pydantic import Discriminator, Field, Tag, field_validator
 from torch import Tensor, nn
@@ -86,27 +85,30 @@ class Flat(nn.Module):
     def __init__(self, space: spaces.Space):
         super().__init__()
         self.classes: list[int] = []  # how many there are of each class; [] for numbers
+        firsts: list[int] = []
         if isinstance(space, spaces.Discrete):
-            self.classes, self.firsts = [int(space.n)], [int(space.start)]
+            self.classes, firsts = [int(space.n)], [int(space.start)]
         elif isinstance(space, spaces.MultiDiscrete):
-            self.classes, self.firsts = space.nvec.flatten().tolist(), space.start.flatten().tolist()
+            self.classes, firsts = space.nvec.flatten().tolist(), space.start.flatten().tolist()
         self.width = sum(self.classes) or math.prod(space.shape or ())
+        # added to what is observed they give the places of the ones
+        self.shifts = [sum(self.classes[:place]) - first for place, first in enumerate(firsts)]
 
     def forward(self, obs: Tensor) -> Tensor:
         if not self.classes:
             return (obs if obs.dim() == 2 else obs.reshape(len(obs), -1)).float()
-        columns = obs.long().reshape(len(obs), -1).unbind(-1)
-        counted = zip(columns, self.firsts, self.classes, strict=True)
-        return torch.cat([F.one_hot(column - first, count) for column, first, count in counted], -1).float()
+        places = obs.long().reshape(len(obs), -1) + torch.tensor(self.shifts, device=obs.device)
+        return torch.zeros(len(obs), self.width, device=obs.device).scatter(1, places, 1.0)
 
     def numpy_forward(self) -> Callable[[np.ndarray], np.ndarray]:
         if not self.classes:
             return lambda obs: obs.reshape(len(obs), -1).astype(np.float32, copy=False)
-        tables = [np.eye(count, dtype=np.float32) for count in self.classes]
+        shifts, width = np.array(self.shifts), self.width
 
         def one_hot(obs: np.ndarray) -> np.ndarray:
-            columns = zip(tables, obs.reshape(len(obs), -1).T, self.firsts, strict=True)
-            return np.concatenate([table[column - first] for table, column, first in columns], -1)
+            rows = np.zeros((len(obs), width), np.float32)
+            rows[np.arange(len(obs))[:, None], obs.reshape(len(obs), -1) + shifts] = 1
+            return rows
 
         return one_hot
 

@@ -36,7 +36,9 @@ class NetSettings(Settings):
 
     shared: bool = Field(True, description="actor and critic share the hidden layers; false: one net each")
     init_fn: str | None = Field(
-        None, description="initialiser of torch.nn.init for the weights, such as orthogonal_; null: torch's default"
+        None,
+        description="initialiser of torch.nn.init, such as orthogonal_, for the weights of all but recurrent cells, "
+        "which start as torch has them; null: torch's default",
     )
     clip_grad_val: float | None = Field(None, gt=0, description="largest norm of the gradient; null: no clipping")
     loss_spec: LossSpec = Field(LossSpec(), description="loss of the value predictions")

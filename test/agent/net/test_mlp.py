@@ -5,6 +5,7 @@ from gymnasium import spaces
 from pydantic import ValidationError
 
 from slm_lab.agent.net.dueling import DuelingMLPNet
+from slm_lab.agent.net.encoder import Flat
 from slm_lab.agent.net.hidden import ACTIVATIONS, NUMPY_ACTIVATIONS
 from slm_lab.agent.net.mlp import MLPNet
 
@@ -100,6 +101,14 @@ def test_discrete_observations_are_one_hot_from_the_spaces_first_class():
     classes = np.array([5, 7])
     assert ours(torch.from_numpy(classes)).tolist() == [[1, 4, 7], [3, 6, 9]]
     assert ours.numpy_forward("q")(classes).tolist() == [[1, 4, 7], [3, 6, 9]]
+
+
+def test_a_million_classes_take_no_more_room_than_a_row_of_them():
+    flat = Flat(spaces.Discrete(1_000_000, start=-3))
+    classes = np.array([-3, 999_996])
+    for rows in (flat(torch.from_numpy(classes)).numpy(), flat.numpy_forward()(classes)):
+        assert (rows.shape, rows.dtype) == ((2, 1_000_000), np.float32)
+        assert [row.nonzero()[0].tolist() for row in rows] == [[0], [999_999]]
 
 
 @pytest.mark.parametrize(
