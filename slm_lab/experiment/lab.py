@@ -71,19 +71,24 @@ def check(spec: Spec) -> tuple[Spec, list[str]]:
         of_the_rest = check_parts(spec.agent) + check_place(spec.meta)
         raise SpecError([*of_the_rest, *problem.mistakes], None, spec.name) from problem
     try:
-        spec = spec.model_copy(update={"env": today(spec.env)[0]})
-        if spec.env.vectorization == "native":
-            native.refuse(spec.env)
-        spec = with_stacks(spec, frame_stack(spec.env))
-        mistakes = check_agent(spec, *spaces_of(env, spec.env), goal_functions(env, spec.env))
-        mistakes += _why_no_goals(spec, mistakes)
-        if not mistakes:
-            notes += _why_not_exact(spec, env)
+        spec = fitted(spec, env)
+        notes += _why_not_exact(spec, env)
     finally:
         env.close()
+    return spec, notes
+
+
+def fitted(spec: Spec, env: Any) -> Spec:
+    """The spec with what its env decides filled in; raises SpecError where the parts do not fit."""
+    spec = spec.model_copy(update={"env": today(spec.env)[0]})
+    if spec.env.vectorization == "native":
+        native.refuse(spec.env)
+    spec = with_stacks(spec, frame_stack(spec.env))
+    mistakes = check_agent(spec, *spaces_of(env, spec.env), goal_functions(env, spec.env))
+    mistakes += _why_no_goals(spec, mistakes)
     if mistakes:
         raise SpecError(mistakes, None, spec.name)
-    return spec, notes
+    return spec
 
 
 def _why_no_goals(spec: Spec, mistakes: list[Mistake]) -> list[Mistake]:

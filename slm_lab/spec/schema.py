@@ -153,7 +153,7 @@ class MetaSpec(Settings):
         1, ge=1, le=MOST_SESSIONS, description="sessions of a trial: the same spec with different seeds"
     )
     max_trial: int = Field(
-        1, ge=1, description="trials of a search: draws, each crossed with the keys of __grid_search; grid: not used"
+        16, ge=1, description="draws of a search, each crossed with the keys of __grid_search; not used by 'grid'"
     )
     search: Literal["random", "grid", "optuna", "pbt"] = Field(
         "random",

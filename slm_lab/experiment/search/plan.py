@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
 from typing import Any
 
+from slm_lab.env import make_env
 from slm_lab.errors import Mistake, RunError, SpecError
 from slm_lab.experiment import lab
 from slm_lab.experiment.folder import RunFolder, TrialFolder
 from slm_lab.lib import seeds
 from slm_lab.lib.files import read_json, write_json
 from slm_lab.spec.schema import MetaSpec, Spec, read_spec
-from slm_lab.spec.space import Draw, Space
+from slm_lab.spec.space import Draw, Key, Space
 
 RUNNING, FINISHED, STOPPED_EARLY, FAILED = "running", "finished", "stopped early", "failed"
 ENDED = (FINISHED, STOPPED_EARLY, FAILED)
+MOST_TOLD = 20  # mistakes
 OF_A_SEARCH = ("max_trial", "max_concurrent", "max_failures")  # and what begins with "search"
 
 
@@ -33,7 +36,9 @@ class Plan:
         return self.space.grid(("grid_search", "choice") if self.meta.search == "grid" else ("grid_search",))
 
     def num_trials(self) -> int:
-        return len(self.combinations()) * (1 if self.meta.search == "grid" else self.meta.max_trial)
+        """Nothing is drawn twice where nothing is left to chance: sessions are what a spec is repeated by."""
+        drawn = self.meta.search != "grid" and any(key.kind != "grid_search" for key in self.space.all_keys())
+        return len(self.combinations()) * (self.meta.max_trial if drawn else 1)
 
     def folder(self, index: int) -> TrialFolder:
         return self.run.trial(index)
@@ -54,22 +59,30 @@ class Plan:
     def check(self) -> None:
         """Raises SpecError where a searched key, or a value that may be drawn of it, does not fit the spec."""
         found: dict[Mistake, None] = {}
-        for key, draw in self.space.probes():
-            try:
-                read_spec(self.spec_tree(0, draw), self.name)
-            except SpecError as problem:
-                for mistake in problem.mistakes:
-                    inside = mistake.path == key.path or mistake.path.startswith((f"{key.path}.", f"{key.path}["))
-                    place = f"search.{mistake.path}" if inside else mistake.path
-                    hint = (
-                        "; for an integer, search __randint" if "an integer" in mistake.problem and key.limits else ""
-                    )
-                    found[replace(mistake, path=place, problem=mistake.problem + hint)] = None
-            if len(found) > 20:
-                break
+        with ExitStack() as opened:
+            envs: dict[str, Any] = {}  # by their blocks
+            for key, draw in self.space.probes():
+                try:
+                    spec = read_spec(self.spec_tree(0, draw), self.name)
+                    block = spec.env.model_dump_json()
+                    if block not in envs:
+                        envs[block] = make_env(spec.env)
+                        opened.callback(envs[block].close)
+                    lab.fitted(spec, envs[block])
+                except SpecError as problem:
+                    found.update(dict.fromkeys(_of_the_space(mistake, key) for mistake in problem.mistakes))
+                if len(found) > MOST_TOLD:
+                    break
         if found:
             told = {mistake.path: mistake for mistake in reversed(found)}  # one a place is enough
             raise SpecError(list(told.values())[::-1], None, self.name)
+
+
+def _of_the_space(mistake: Mistake, key: Key) -> Mistake:
+    """The mistake where the user can mend it: in the search, if it is of what was drawn."""
+    inside = mistake.path == key.path or mistake.path.startswith((f"{key.path}.", f"{key.path}["))
+    hint = "; for an integer, search __randint" if "an integer" in mistake.problem and key.limits else ""
+    return Mistake(f"search.{mistake.path}" if inside else mistake.path, mistake.problem + hint)
 
 
 @dataclass(frozen=True)
