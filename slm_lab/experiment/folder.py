@@ -92,6 +92,9 @@ class SessionFolder:
     def memory_folder(self) -> Path:
         return self.root / "memory"
 
+    def absolute(self) -> SessionFolder:
+        return SessionFolder(self.root.absolute(), self.index)
+
     def make(self) -> SessionFolder:
         try:
             self.checkpoint_folder.mkdir(parents=True, exist_ok=True)

@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from slm_lab.agent.agent import Agent
@@ -24,6 +25,7 @@ from slm_lab.experiment.distributed import make_common, spec_of_session
 from slm_lab.experiment.folder import SessionFolder, TrialFolder
 from slm_lab.experiment.interrupt import SIGNALS, signals_held_back, stop_on_signal
 from slm_lab.experiment.logbook import note
+from slm_lab.experiment.remote.cluster import ray_running
 from slm_lab.experiment.session import Session, is_finished, read_metrics
 from slm_lab.lib.files import write_json
 from slm_lab.lib.lock import Lock
@@ -94,8 +96,7 @@ class Trial:
         with stop_on_signal(self._say_stopping) if self.stop is None else nullcontext(self.stop) as stop:
             if self.spec.meta.distributed and unfinished:
                 self._join(unfinished)
-            run = self._run_in_processes if workers > 1 else self._run_here
-            failures = run(unfinished, workers, stop)
+            failures = self._way_to_run(workers)(unfinished, workers, stop)
             metrics = self._summarise(failures)
             if stop():
                 raise Interrupted(getattr(stop, "exit_code", 130))
@@ -106,6 +107,14 @@ class Trial:
             kind = InputError if all(failure.of_input for failure in failures) else RunError
             raise kind("\n".join(told)) from failures[0].cause
         return metrics
+
+    def _way_to_run(self, workers: int) -> Callable[..., list[Failure]]:
+        parallel = self.spec.meta.parallel
+        if parallel == "ray":
+            return self._run_on_ray
+        if parallel == "stack":
+            return self._run_stacked
+        return self._run_in_processes if parallel == "process" or workers > 1 else self._run_here
 
     def unfinished(self) -> list[SessionFolder]:
         wanted = {folder: spec_of_session(self.spec, folder.index).env.max_frame for folder in self.sessions}
@@ -166,7 +175,8 @@ class Trial:
                     with signals_held_back():
                         running[folder.index].start()
                 ended = [index for index, process in running.items() if not process.is_alive()]
-                failures += self._listen(words)  # after the look: what an ended process said is there by now
+                # after the look: what an ended process said is there by now
+                failures += self.listen(partial(words.get, True))
                 for index in ended:
                     failures += self._unheard(running.pop(index), self.folder.session(index), failures)
         finally:
@@ -174,19 +184,26 @@ class Trial:
                 process.kill()
         return failures
 
-    def _listen(self, words: Any) -> list[Failure]:
-        """Show what the sessions' processes have said; the failures among it."""
-        failures = []
+    def _run_on_ray(self, sessions: list[SessionFolder], workers: int, stop: Callable[[], bool]) -> list[Failure]:
+        """As tasks of Ray's, wherever it has room."""
+        with ray_running():
+            from slm_lab.experiment.remote.sessions import run_sessions
+
+            return run_sessions(self, sessions, stop) if sessions else []
+
+    def listen(self, word: Callable[[float], Any]) -> list[Failure]:
+        """Show what the sessions' processes have said; the failures among it. `word`: the next that is there within so
+        many seconds, or queue.Empty."""
+        failures, patience = [], 0.1
         try:
-            word = words.get(timeout=0.1)
             while True:
-                if isinstance(word, Failure):
-                    failures.append(word)
-                    self._say_failed(word)
+                said, patience = word(patience), 0.0
+                if isinstance(said, Failure):
+                    failures.append(said)
+                    self._say_failed(said)
                 else:
-                    method, arguments = word
+                    method, arguments = said
                     getattr(self.display, method)(*arguments)
-                word = words.get_nowait()
         except queue.Empty:
             return failures
 

@@ -192,6 +192,11 @@ class MetaSpec(Settings):
         "very same net (A3C, async SAC), 'synced' on copies that each learn step brings up to date (DPPO); false: each "
         "its own",
     )
+    parallel: Literal["auto", "stack", "process", "ray"] = Field(
+        "auto",
+        description="how sessions run side by side: in one process with their learn steps stacked into one, in "
+        "processes, or as tasks of Ray's; auto: in processes, as many as there are cores",
+    )
     on_env_error: Literal["stop", "restart_episode"] = Field(
         "stop",
         description="when an env fails in the middle of an episode: stop with the state saved, or give that copy "
@@ -210,6 +215,12 @@ class MetaSpec(Settings):
         if scheduler not in SCHEDULERS:
             raise ValueError(f"no such scheduler; {suggest(scheduler, list(SCHEDULERS))}, or a block with such a name")
         return {"name": scheduler}
+
+    @model_validator(mode="after")
+    def _in_processes_if_together(self) -> MetaSpec:
+        if self.distributed and self.parallel not in ("auto", "process"):
+            raise ValueError(f"distributed sessions are processes that share memory, not parallel '{self.parallel}'")
+        return self
 
     @model_validator(mode="after")
     def _scheduler_of_its_search(self) -> MetaSpec:

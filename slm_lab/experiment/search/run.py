@@ -3,8 +3,8 @@ Ray is in `tuner`, `runner` and `choosers`."""
 
 from __future__ import annotations
 
-import importlib.util
 import secrets
+import shutil
 import time
 from collections import Counter
 from pathlib import Path
@@ -18,6 +18,7 @@ from slm_lab.experiment import lab
 from slm_lab.experiment.display import duration, number
 from slm_lab.experiment.folder import RunFolder, parse_target
 from slm_lab.experiment.interrupt import stop_on_signal
+from slm_lab.experiment.remote.cluster import ray_running, refuse_without_ray
 from slm_lab.experiment.search.board import Board
 from slm_lab.experiment.search.plan import ENDED, FAILED, FINISHED, STOPPED_EARLY, Plan, Record
 from slm_lab.experiment.session import table_metrics
@@ -28,7 +29,6 @@ from slm_lab.spec.schema import Spec, right_parts
 from slm_lab.spec.space import Space, read_space
 from slm_lab.spec.words import suggest
 
-EXTRA = "a search runs on Ray: pip install 'slm-lab[search]'"
 OF_SEARCH = (  # what may change in a search that goes on
     *("meta.max_trial", "meta.max_concurrent", "meta.max_failures", "meta.search_time_budget"),
     *("meta.search_resources", "meta.search_resources.cpu", "meta.search_resources.gpu"),
@@ -63,8 +63,13 @@ def search(
         seed = f"seed {meta.seed}{' (drawn)' if drawn else ''}"
         console.print(f"{name}: {_plural(plan.num_trials(), 'trial')}, {seed}, results go to {run.root}")
         lab.print_lines(console, notes)
-    with lab.locked_run(run):
-        return _run(plan, spec, console, file=file, address=address, verbosity=verbosity)
+    try:
+        with lab.locked_run(run):
+            return _run(plan, spec, console, file=file, address=address, verbosity=verbosity)
+    except InputError:
+        if not run.trials():  # nothing could be started
+            shutil.rmtree(run.root)
+        raise
 
 
 def resume(
@@ -103,11 +108,6 @@ def resume(
 def check(tree: Any, name: str) -> None:
     """Raises SpecError where a search of it would; runs nothing."""
     make_plan(tree, name, RunFolder(Path()))
-
-
-def refuse_without_ray() -> None:
-    if importlib.util.find_spec("ray") is None:
-        raise RunError(EXTRA)
 
 
 def make_plan(tree: Any, name: str, run: RunFolder) -> tuple[Plan, Spec, list[str]]:
@@ -191,7 +191,7 @@ def _run(plan: Plan, spec: Spec, console: Any, *, file: str, address: str | None
 
             scores = {i: row.get(plan.meta.search_metric) for i, row in books.rows.items() if i not in left}
             try:
-                with tuner.ray_running(address), board:
+                with ray_running(address), board:
                     tuner.run_trials(
                         plan, spec, board, stopping=stopping, scores=scores, retried=books.retried, ended=books.ended
                     )

@@ -4,26 +4,17 @@ asks a scheduler which go on. With `runner` and `choosers` this is all that know
 from __future__ import annotations
 
 import logging
-import os
 import random
 import shutil
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-QUIET = {  # who stops Ray and who prints is the lab's business, and nothing is told to others of what is run
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "TUNE_DISABLE_SIGINT_HANDLER": "1",
-    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
-    "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # a trial that was asked to stop may have nothing to tell
-    "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
-    "RAY_AIR_NEW_OUTPUT": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-}
-os.environ.update({name: value for name, value in QUIET.items() if name not in os.environ})
+from slm_lab.experiment.remote.cluster import quieten
+
+quieten()
 
 import ray  # noqa: E402
 from ray import tune  # noqa: E402
@@ -35,32 +26,9 @@ from slm_lab.experiment.search.choosers import Chooser, OptunaChooser  # noqa: E
 from slm_lab.experiment.search.plan import FAILED, RUNNING, STOPPED_EARLY, Plan, Record  # noqa: E402
 from slm_lab.experiment.search.runner import run_trial  # noqa: E402
 from slm_lab.lib import seeds  # noqa: E402
-from slm_lab.lib.machine import usable_cores  # noqa: E402
 from slm_lab.spec.schema import Spec  # noqa: E402
 
-OBJECT_STORE = 128 * 2**20  # bytes; what goes through it is small
 TIME = "frame"  # what a trial has come to is compared at the same
-
-
-@contextmanager
-def ray_running(address: str | None) -> Iterator[None]:
-    """Ray on this machine's cores, stopped at the end; or the cluster at that address ("auto": the one found here)."""
-    if ray.is_initialized():
-        yield
-        return
-    quietly: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
-    address = address or os.environ.get("RAY_ADDRESS")
-    try:
-        if address:
-            ray.init(address=address, **quietly)
-        else:
-            ray.init(num_cpus=usable_cores(), include_dashboard=False, object_store_memory=OBJECT_STORE, **quietly)
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        raise InputError(f"no Ray cluster at {address}: {str(error).splitlines()[0]}") from error
-    try:
-        yield
-    finally:
-        ray.shutdown()
 
 
 def run_trials(
@@ -131,8 +99,16 @@ def index_of(trial: Any) -> int:
 
 
 def _resources(plan: Plan) -> Any:
-    wanted = plan.meta.search_resources
-    return {"cpu": wanted.cpu, "gpu": wanted.gpu} if wanted.gpu else {"cpu": wanted.cpu}
+    """Of a trial. InputError where Ray has not so much, and would wait for ever."""
+    wanted, there = plan.meta.search_resources, ray.cluster_resources()
+    for name, amount in (("CPU", wanted.cpu), ("GPU", wanted.gpu)):
+        if amount > there.get(name, 0):
+            key = f"meta.search_resources.{name.lower()}"
+            raise InputError(f"{key}: a trial takes {amount:g}, and there are {there.get(name, 0):g} in all; lower it")
+    if plan.meta.parallel == "ray":  # the trial itself only waits for its sessions
+        session: dict[str, int | float] = {"CPU": 1}
+        return tune.PlacementGroupFactory([{}, *[session] * min(plan.meta.max_session, int(there["CPU"]))])
+    return {"cpu": wanted.cpu, **({"gpu": wanted.gpu} if wanted.gpu else {})}
 
 
 def make_scheduler(plan: Plan, spec: Spec) -> Any:

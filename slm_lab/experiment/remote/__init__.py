@@ -1,0 +1,1 @@
+"""Parts of a run in processes of Ray's, on this machine or another; needs the extra `search`."""
