@@ -12,6 +12,7 @@ LAYERS = [  # bottom to top
     {"env", "agent.net", "agent.memory"},
     {"agent.common", "agent.group"},
     {"agent.compiled"},
+    {"agent.stack"},
     {"agent.learner"},
     {"agent.algorithm"},
     {"agent.agent", "analysis"},

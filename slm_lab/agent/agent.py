@@ -19,6 +19,7 @@ from slm_lab.agent.common import Common
 from slm_lab.agent.memory import make_memory
 from slm_lab.agent.memory.store import Store
 from slm_lab.agent.memory.window import HIDDEN
+from slm_lab.agent.stack import Stack
 from slm_lab.errors import Mistake, RunError
 from slm_lab.lib import seeds
 from slm_lab.spec import registry
@@ -63,6 +64,11 @@ class Agent:
                 compute_reward=goal_functions[0],
                 compute_terminated=goal_functions[1],
             )
+
+    def stack_with(self, stack: Stack) -> None:
+        """Take learn steps together with the agents of other sessions."""
+        for name, learner in self.algorithm.named_learners.items():
+            learner.stack_with(stack, name)
 
     def first_carried(self, num_envs: int) -> Carried | None:
         """What a recurrent net carries from step to step, as episodes begin; None where nothing is carried."""

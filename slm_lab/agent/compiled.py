@@ -64,7 +64,7 @@ class CompiledStep:
         self._buffer_places = [list(buffer_places(one)) for one in (net, target)]
         self._optimizers = [group.arithmetic for group in groups if group.arithmetic is not None]
         self._with_optimizers = len(self._optimizers) == len(groups)
-        function = self._whole_step if self._with_optimizers else self._gradients
+        function = self._whole_step if self._with_optimizers else self.gradients
         self._function = torch.compile(with_own_code(function), fullgraph=True, dynamic=False)
 
     def fits(self, batch: Batch) -> bool:
@@ -78,7 +78,7 @@ class CompiledStep:
         flats = [group.own for group in self.groups]
         targets = [group.target.data for group in self.groups if group.target is not None]
         columns = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
-        held = self._buffers()
+        held = self.buffers()
         if self._with_optimizers:
             states = [adam_state(group.optimizer, group.flat) for group in self.groups]
             rates = [group.lr for group in self.groups]
@@ -95,12 +95,12 @@ class CompiledStep:
 
     def _whole_step(self, flats, targets, buffers, columns, scalars, states, rates, originals):
         """Changes the parameters (where they are copies, the originals) and the optimizers' states in place."""
-        grads, told, buffers = self._gradients(flats, targets, buffers, columns, scalars)
+        grads, told, buffers = self.gradients(flats, targets, buffers, columns, scalars)
         for optimizer, *values in zip(self._optimizers, originals or flats, grads, states, rates, strict=True):
             optimizer(*values)
         return told, buffers
 
-    def _gradients(self, flats, targets, buffers, columns: dict, scalars: dict[str, Tensor]):
+    def gradients(self, flats, targets, buffers, columns: dict, scalars: dict[str, Tensor]):
         """Pure: the gradient for each flat tensor, what goes with them, and the net's new buffers."""
         batch = Batch(**columns)
         own, targets_own = buffers
@@ -119,7 +119,7 @@ class CompiledStep:
         grads, (loss, (info, new)) = grad_and_value(loss_of, has_aux=True)(flats)
         return grads, (loss, [clip(grad, self.clip_grad_val) for grad in grads], info), new
 
-    def _buffers(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def buffers(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         own, of_target = ({name: held[key] for name, held, key in places} for places in self._buffer_places)
         return own, of_target
 

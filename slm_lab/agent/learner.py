@@ -30,6 +30,7 @@ from slm_lab.agent.net.optim import (
     optimizer_state,
 )
 from slm_lab.agent.net.settings import NetSettings
+from slm_lab.agent.stack import Stack
 from slm_lab.lib.means import Means
 from slm_lab.types import Batch
 
@@ -87,9 +88,15 @@ class Learner:
         self.opt_step = 0
         self._target_frame = torch.tensor(0) if common is None else common.target_frame
         self.means = Means(self.device)  # of what the steps reported
-        self._compiled = (
-            CompiledStep(self.net, self.target, loss, self.groups, settings.clip_grad_val) if compiled else None
-        )
+        self._compiled = self._functional() if compiled else None
+        self._stacked: tuple[str, Stack, CompiledStep] | None = None
+
+    def stack_with(self, stack: Stack, name: str) -> None:
+        """Take its steps together with those of the learners of that name in other sessions."""
+        self._stacked = name, stack, self._functional()
+
+    def _functional(self) -> CompiledStep:
+        return CompiledStep(self.net, self.target, self.loss, self.groups, self.settings.clip_grad_val)
 
     def _make_group(self, place: int, name: str, spec: OptimSpec) -> Group:
         part, common = self.net.get_submodule(name), self.common
@@ -143,7 +150,10 @@ class Learner:
             if self._original is not None:
                 copy_all(self.net.buffers(), self._original.buffers)
             self.net.train()
-        if self._compiled is not None and self._compiled.fits(batch):
+        if self._stacked is not None:
+            name, stack, step = self._stacked
+            loss, norms, info = stack.step(name, step, batch, numbers, partial(self._eager_step, batch, numbers))
+        elif self._compiled is not None and self._compiled.fits(batch):
             loss, norms, info = self._compiled(batch, numbers)
         else:
             loss, norms, info = self._eager_step(batch, numbers)
@@ -163,7 +173,9 @@ class Learner:
         other = copy.copy(self)
         other.loss, other.opt_step, other.means = loss, 0, Means(self.device)
         if self._compiled is not None:
-            other._compiled = CompiledStep(self.net, self.target, loss, self.groups, self.settings.clip_grad_val)
+            other._compiled = other._functional()
+        if self._stacked is not None:
+            other.stack_with(self._stacked[1], f"{self._stacked[0]}.{getattr(loss, '__name__', 'other')}")
         return other
 
     def to_device(self, batch: Batch) -> Batch:

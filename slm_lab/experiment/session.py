@@ -13,6 +13,7 @@ import torch
 
 from slm_lab.agent.agent import Agent
 from slm_lab.agent.common import Common
+from slm_lab.agent.stack import Stack
 from slm_lab.analysis.metrics import session_metrics
 from slm_lab.analysis.plots import session_curve
 from slm_lab.analysis.tables import read_table
@@ -59,9 +60,11 @@ class Session:
         render: bool = False,
         watch: Callable[[Agent, VectorEnv], Agent] = lambda agent, env: agent,
         common: Mapping[str, Common] | None = None,
+        stack: Stack | None = None,
     ):
         """`stop` is asked after each step; `live_seconds`: time between reports beside those of the evaluations;
-        `watch` may put a watched agent in the place of the agent; `common`: what the other sessions train too."""
+        `watch` may put a watched agent in the place of the agent; `common`: what the other sessions train too; `stack`:
+        with which their learn steps are taken as one."""
         torch.set_num_threads(1)
         self.spec = spec
         self.folder = folder.make()
@@ -80,6 +83,8 @@ class Session:
         spaces = self.env.observation_space, self.env.action_space
         agent = Agent(spec, *spaces, seed, self.env.goal_functions, folder.memory_folder, common)
         agent.keep_rows_in(folder.saved_rows)
+        if stack is not None:
+            agent.stack_with(stack)
         self.agent = watch(agent, self.env)
         self.carried = self.agent.first_carried(self.env.num_envs)  # by the net, through the episodes of training
         episodes = spec.meta.rigorous_eval

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import queue
 import signal
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -13,8 +14,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from slm_lab.agent.agent import Agent
+from slm_lab.agent.agent import Agent, compile_pays
 from slm_lab.agent.common import Common
+from slm_lab.agent.stack import Stack
 from slm_lab.analysis.metrics import trial_metrics
 from slm_lab.analysis.plots import trial_curve
 from slm_lab.analysis.tables import read_table
@@ -129,7 +131,9 @@ class Trial:
         if source is not None and len(self.sessions) > 1:
             self.display.note(f"the parameters are those that session {source.index} has saved")
 
-    def _run_here(self, sessions: list[SessionFolder], workers: int, stop: Callable[[], bool]) -> list[Failure]:
+    def _run_here(
+        self, sessions: list[SessionFolder], workers: int, stop: Callable[[], bool], stack: Stack | None = None
+    ) -> list[Failure]:
         """One after the other in this process."""
         failures: list[Failure] = []
         for folder in sessions:
@@ -145,6 +149,7 @@ class Trial:
                     live_seconds=self.live_seconds,
                     render=render,
                     common=self.common,
+                    stack=stack,
                     **self.extras,
                 ).run()
             except Interrupted:
@@ -190,6 +195,22 @@ class Trial:
             from slm_lab.experiment.remote.sessions import run_sessions
 
             return run_sessions(self, sessions, stop) if sessions else []
+
+    def _run_stacked(self, sessions: list[SessionFolder], workers: int, stop: Callable[[], bool]) -> list[Failure]:
+        """All in this process, in turns, with their learn steps taken as one."""
+        stack = Stack(len(sessions), compile_pays(self.spec))
+        failures: list[Failure] = []
+
+        def run(folder: SessionFolder) -> None:
+            with stack.session():
+                failures.extend(self._run_here([folder], 1, stop, stack))
+
+        threads = [threading.Thread(target=run, args=(folder,), daemon=True) for folder in sessions]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return failures
 
     def listen(self, word: Callable[[float], Any]) -> list[Failure]:
         """Show what the sessions' processes have said; the failures among it. `word`: the next that is there within so
