@@ -47,7 +47,7 @@ class Agent:
         settings = spec.agent.algorithm
         num_envs = spec.env.num_envs
         # Each session of a distributed trial plays its part of the frames; schedules go by those of all of them.
-        self.sessions = spec.meta.max_session if spec.meta.distributed else 1
+        self.sessions = spec.meta.max_session if spec.meta.shares else 1
         self.algorithm = make_algorithm(spec, observation_space, action_space, seed, common)
         self.memory = None
         if self.algorithm.needs_learning:
@@ -66,9 +66,12 @@ class Agent:
             )
 
     def stack_with(self, stack: Stack) -> None:
-        """Take learn steps together with the agents of other sessions."""
-        for name, learner in self.algorithm.named_learners.items():
-            learner.stack_with(stack, name)
+        """Take learn steps together with the agents of other sessions, where the loss sees no other net than its own:
+        one that sees the nets of other learners, as an actor's sees the critics, belongs to its own session."""
+        learners = self.algorithm.named_learners
+        if len(learners) == 1 and not self.algorithm.stays_alone:
+            for name, learner in learners.items():
+                learner.stack_with(stack, name)
 
     def first_carried(self, num_envs: int) -> Carried | None:
         """What a recurrent net carries from step to step, as episodes begin; None where nothing is carried."""
@@ -186,8 +189,10 @@ def check_agent(
         if spec.meta.compile is True and _carries_state(spec.agent):
             problem = f"torch does not compile the cells of {spec.agent.net.type}; use 'auto' or false"
             mistakes.append(Mistake("meta.compile", f"true: {problem}"))
-        if spec.meta.distributed:
+        if spec.meta.shares:
             mistakes += _check_distributed(spec, algorithm)
+        if spec.meta.distributed == "actors":
+            mistakes += _check_actors(spec, algorithm)
     return mistakes + check_place(spec.meta)
 
 
@@ -216,7 +221,7 @@ def check_parts(agent: AgentSpec) -> list[Mistake]:
 def check_place(meta: MetaSpec) -> list[Mistake]:
     """What the spec asks for that this machine, or this version of the lab, does not have."""
     mistakes = []
-    if meta.distributed and device_name(meta.device) != "cpu":
+    if meta.shares and device_name(meta.device) != "cpu":
         mistakes.append(Mistake("meta.device", "distributed sessions meet in the CPU's memory: use 'cpu'"))
     if meta.compile is True and not has_compiler():
         mistakes.append(Mistake("meta.compile", "true needs a C++ compiler on the PATH, and there is none; use false"))
@@ -241,6 +246,23 @@ def _check_distributed(spec: Spec, algorithm: Any) -> list[Mistake]:
         if optimizer is not None and optimizer.name == "Lookahead":
             problem = "Lookahead goes back to parameters of its own, over what other sessions have learned"
             mistakes.append(Mistake(f"agent.net.{key}.name", f"{problem}; use {optimizer.inner_name()}"))
+    return mistakes
+
+
+def _check_actors(spec: Spec, algorithm: Any) -> list[Mistake]:
+    name, problems = spec.agent.algorithm.name, list[str]()
+    if algorithm.on_policy is not False:
+        problems.append(f"'actors' send rows that older parameters have acted in, and {name} learns from its own alone")
+    elif algorithm.stays_alone:
+        problems.append(f"{name} {algorithm.stays_alone}")
+    if _carries_state(spec.agent):
+        problems.append(f"'actors' keep no state from step to step, which {spec.agent.net.type} carries")
+    mistakes = [Mistake("meta.distributed", problem) for problem in problems]
+    for key in ("normalize_obs", "normalize_reward"):
+        if getattr(spec.env, key):
+            mistakes.append(Mistake(f"env.{key}", "has statistics that 'actors' do not share: leave it out"))
+    if spec.meta.on_env_error != "stop":
+        mistakes.append(Mistake("meta.on_env_error", "with 'actors' an env that fails stops the run: use 'stop'"))
     return mistakes
 
 

@@ -14,7 +14,7 @@ from slm_lab.spec.schema import Spec
 def spec_of_session(spec: Spec, index: int) -> Spec:
     """The spec as that session runs it: of a distributed trial's `max_frame` its own part, the first one's with the
     rest that cannot be divided."""
-    if not spec.meta.distributed:
+    if not spec.meta.shares:
         return spec
     part, rest = divmod(spec.env.max_frame, spec.meta.max_session)
     max_frame = part + rest if index == 0 else part

@@ -210,7 +210,7 @@ def _last_saved(run: RunFolder) -> list[int]:
 
 def _changes(before: Spec, after: Spec, force: bool) -> list[str]:
     """The places where the specs differ; raises SpecError, unless forced, where another experiment would come of it."""
-    shared = {"meta.max_session"} if before.meta.distributed else set[str]()  # by sessions that share frames
+    shared = {"meta.max_session"} if before.meta.shares else set[str]()  # by sessions that share frames
     may_change = [path for path in MAY_CHANGE if path not in shared]
     return changed_places(before.to_tree(), after.to_tree(), may_change, force, before.name)
 

@@ -73,13 +73,7 @@ class Session:
         self.live_seconds = live_seconds
         seed = session_seed(spec, folder.index)
         self.clock = Clock()
-        self.env = VectorEnv(
-            spec.env,
-            seed,
-            render_mode="human" if render else None,
-            gamma=getattr(spec.agent.algorithm, "gamma", 1.0),
-            restarts=spec.meta.on_env_error == "restart_episode",
-        )
+        self.env = self.make_env(render)
         spaces = self.env.observation_space, self.env.action_space
         agent = Agent(spec, *spaces, seed, self.env.goal_functions, folder.memory_folder, common)
         agent.keep_rows_in(folder.saved_rows)
@@ -104,21 +98,21 @@ class Session:
         self.log_frequency = log_frequency(spec)
         self._reported_at = self._drawn_at = self.clock.wall_time
 
+    def make_env(self, render: bool) -> VectorEnv:
+        return VectorEnv(
+            self.spec.env,
+            session_seed(self.spec, self.folder.index),
+            render_mode="human" if render else None,
+            gamma=getattr(self.spec.agent.algorithm, "gamma", 1.0),
+            restarts=self.spec.meta.on_env_error == "restart_episode",
+        )
+
     def run(self) -> dict[str, Any]:
         """Train until max_frame; the metrics. Raises Interrupted, with all saved, when asked to stop."""
         try:
             obs = self._begin()
             self._obey_stop()
-            while self.clock.frame < self.spec.env.max_frame:
-                action = self._act(obs)
-                step = self._step(action)
-                self.agent.remember(obs, action, step, self.carried)
-                self.clock.tick(self.env.num_envs)
-                self.agent.learn(self.clock.frame)
-                self.logbook.count(step)
-                obs = step.obs
-                self._keep_books()
-                self._obey_stop()
+            self._train(obs)
         except Exception:
             if self.clock.frame:  # else nothing was trained, and what may be there is left as it is
                 self._finish(FAILED)
@@ -127,6 +121,18 @@ class Session:
             return self._finish(FINISHED)
         finally:
             self._close()
+
+    def _train(self, obs: Any) -> None:
+        while self.clock.frame < self.spec.env.max_frame:
+            action = self._act(obs)
+            step = self._step(action)
+            self.agent.remember(obs, action, step, self.carried)
+            self.clock.tick(self.env.num_envs)
+            self.agent.learn(self.clock.frame)
+            self.logbook.count(step)
+            obs = step.obs
+            self._keep_books()
+            self._obey_stop()
 
     def _act(self, obs: Any) -> Any:
         """(N, ...) the actions for these observations, which may have been chosen before an env failed in them."""

@@ -144,6 +144,12 @@ class Tally:
         if np.count_nonzero(ended):
             self._finish(np.flatnonzero(ended))
 
+    def count(self, episodes: list[tuple[float, int]]) -> None:
+        """(return, length) of episodes whose steps went by elsewhere."""
+        self.episodes += len(episodes)
+        self._recent.extend(total for total, _ in episodes)
+        self._unseen.extend(episodes)
+
     def forget(self, env: int) -> None:
         """The episode under way there does not count; the next begins with the next step."""
         self._returns[env] = 0

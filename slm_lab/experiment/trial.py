@@ -93,10 +93,10 @@ class Trial:
         stopped."""
         unfinished = self.unfinished()
         workers = min(len(unfinished), self.workers)
-        if self.spec.meta.distributed:
+        if self.spec.meta.shares:
             workers = len(unfinished)
         with stop_on_signal(self._say_stopping) if self.stop is None else nullcontext(self.stop) as stop:
-            if self.spec.meta.distributed and unfinished:
+            if self.spec.meta.shares and unfinished:
                 self._join(unfinished)
             failures = self._way_to_run(workers)(unfinished, workers, stop)
             metrics = self._summarise(failures)
@@ -112,6 +112,8 @@ class Trial:
 
     def _way_to_run(self, workers: int) -> Callable[..., list[Failure]]:
         parallel = self.spec.meta.parallel
+        if self.spec.meta.distributed == "actors":
+            return self._run_with_actors
         if parallel == "ray":
             return self._run_on_ray
         if parallel == "stack":
@@ -132,7 +134,12 @@ class Trial:
             self.display.note(f"the parameters are those that session {source.index} has saved")
 
     def _run_here(
-        self, sessions: list[SessionFolder], workers: int, stop: Callable[[], bool], stack: Stack | None = None
+        self,
+        sessions: list[SessionFolder],
+        workers: int,
+        stop: Callable[[], bool],
+        stack: Stack | None = None,
+        kind: type[Session] = Session,
     ) -> list[Failure]:
         """One after the other in this process."""
         failures: list[Failure] = []
@@ -141,7 +148,7 @@ class Trial:
                 break
             render = self.render and folder.index == 0
             try:
-                Session(
+                kind(
                     spec_of_session(self.spec, folder.index),
                     folder,
                     self.display,
@@ -158,6 +165,14 @@ class Trial:
                 failures.append(Failure.of(folder, error))
                 self._say_failed(failures[-1])
         return failures
+
+    def _run_with_actors(self, sessions: list[SessionFolder], workers: int, stop: Callable[[], bool]) -> list[Failure]:
+        """One after the other in this process, each with workers of its own."""
+        with ray_running():
+            from slm_lab.experiment.remote.actors import LearnerSession
+
+            self.display.note(f"{self.spec.meta.num_workers} workers play: the run cannot be repeated bit for bit")
+            return self._run_here(sessions, workers, stop, kind=LearnerSession)
 
     def _run_in_processes(self, sessions: list[SessionFolder], workers: int, stop: Callable[[], bool]) -> list[Failure]:
         """At most so many at a time, each in its own process."""

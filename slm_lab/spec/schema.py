@@ -186,16 +186,24 @@ class MetaSpec(Settings):
         description="greedy episodes of an evaluation, on envs of its own; 0: no such envs, "
         "the moving average of the training returns counts",
     )
-    distributed: Literal[False, "shared", "synced"] = Field(
+    distributed: Literal[False, "shared", "synced", "actors"] = Field(
         False,
         description="the sessions train one set of parameters together and share out max_frame: 'shared' on the "
-        "very same net (A3C, async SAC), 'synced' on copies that each learn step brings up to date (DPPO); false: each "
-        "its own",
+        "very same net (A3C, async SAC), 'synced' on copies that each learn step brings up to date (DPPO); 'actors': "
+        "each session learns from what workers play for it, on Ray (Ape-X); false: each its own",
+    )
+    num_workers: int = Field(2, ge=1, le=MOST_SESSIONS, description="actors: processes that play for one session")
+    envs_per_worker: int | None = Field(
+        None, ge=1, le=MOST_ENVS, description="actors: copies of the env in each worker; null: env.num_envs"
+    )
+    broadcast_frequency: int = Field(
+        400, ge=1, description="actors: frames after which workers are given the learner's parameters"
     )
     parallel: Literal["auto", "stack", "process", "ray"] = Field(
         "auto",
-        description="how sessions run side by side: in one process with their learn steps stacked into one, in "
-        "processes, or as tasks of Ray's; auto: in processes, as many as there are cores",
+        description="how sessions run side by side: in one process with their learn steps stacked into one (where one "
+        "learner has all nets: not SAC, TD3, CrossQ, MPC, MBPO), in processes, or as tasks of Ray's; auto: in processes, "
+        "as many as there are cores",
     )
     on_env_error: Literal["stop", "restart_episode"] = Field(
         "stop",
@@ -216,9 +224,16 @@ class MetaSpec(Settings):
             raise ValueError(f"no such scheduler; {suggest(scheduler, list(SCHEDULERS))}, or a block with such a name")
         return {"name": scheduler}
 
+    @property
+    def shares(self) -> bool:
+        """Whether sessions train one set of parameters."""
+        return self.distributed in ("shared", "synced")
+
     @model_validator(mode="after")
     def _in_processes_if_together(self) -> MetaSpec:
-        if self.distributed and self.parallel not in ("auto", "process"):
+        if self.distributed == "actors" and self.parallel != "auto":
+            raise ValueError("sessions with actors run one after the other: leave parallel out")
+        if self.shares and self.parallel not in ("auto", "process"):
             raise ValueError(f"distributed sessions are processes that share memory, not parallel '{self.parallel}'")
         return self
 

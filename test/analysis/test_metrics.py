@@ -31,12 +31,17 @@ def test_session_metrics_of_a_table_done_by_hand():
         "best_return": 30.0,
         "best_frame": 200,
         "area": (100 * 20 + 200 * 25) / 300,
+        "strength": None,
         "frames": 400,
         "opt_steps": 80,
         "episodes": 8,
         "wall_time": 8.0,
         "fps": 150 / (1 + 0.5 + 2),  # the row without one counts neither its frames nor its time
     }
+
+
+def test_strength_is_the_area_above_what_acting_at_random_is_worth():
+    assert session_metrics(TRAIN, EVAL, 10.0)["strength"] == (100 * 20 + 200 * 25) / 300 - 10
 
 
 def test_final_return_ma_is_over_the_last_ten_evaluations():

@@ -190,7 +190,7 @@ def test_the_next_command_works_where_it_was_printed(make_spec, monkeypatch, tmp
     monkeypatch.setattr(sys, "argv", [door])
     monkeypatch.setattr(sys, "executable", f"{tmp_path}/.venv/bin/python")
     monkeypatch.setattr("shutil.which", lambda name: found and found.replace("/here", str(tmp_path)))
-    command = lab._command("my specs.json", make_spec(), "train", RunFolder("data/x"))
+    command = lab.command("my specs.json", make_spec().name, "train", RunFolder("data/x"))
     assert command == f"{typed} 'my specs.json' small train@data/x"
 
 

@@ -56,7 +56,7 @@ def test_a_job_file_is_read_in_its_order(tmp_path):
 
 def test_all_mistakes_of_a_job_file_are_told_together(tmp_path):
     with pytest.raises(SpecError) as caught:
-        read_jobs(write(tmp_path, {"b.json": {"two": "trian", "one": 3, "three": "search"}, "a.json": "train"}))
+        read_jobs(write(tmp_path, {"b.json": {"two": "trian", "one": 3, "three": "search@"}, "a.json": "train"}))
     assert len(caught.value.mistakes) == 4
 
 

@@ -41,7 +41,7 @@ class ModelBasedReplaySettings(MemorySettings):
     split_by: Literal["episode", "transition"] = Field(
         "episode", description="what is for validation as a whole: rows of one episode resemble each other"
     )
-    members: int = Field(1, ge=1, description="models of an ensemble, each with a training set of its own")
+    members: int = Field(5, ge=1, description="models of an ensemble, each with a training set of its own")
     bootstrap: Literal["resample", "permute"] = Field(
         "resample",
         description="a member's training set: as many rows drawn with replacement, or all rows in an order of its own",

@@ -167,7 +167,7 @@ def _run(plan: Plan, spec: Spec, console: Any, *, file: str, address: str | None
     books = Books(plan)
     go_on = lab.command(file, plan.name, "search", plan.run)
     total = plan.num_trials()
-    frames = spec.env.max_frame * (1 if spec.meta.distributed else spec.meta.max_session)
+    frames = spec.env.max_frame * (1 if spec.meta.shares else spec.meta.max_session)
     board = Board(plan.meta.search_metric, plan.meta.search_mode, total, frames, console, verbosity)
     for index, record in books.records.items():
         if record.status in ENDED:

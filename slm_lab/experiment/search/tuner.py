@@ -105,6 +105,9 @@ def _resources(plan: Plan) -> Any:
         if amount > there.get(name, 0):
             key = f"meta.search_resources.{name.lower()}"
             raise InputError(f"{key}: a trial takes {amount:g}, and there are {there.get(name, 0):g} in all; lower it")
+    if plan.meta.distributed == "actors":
+        worker: dict[str, int | float] = {"CPU": min(1.0, (there["CPU"] - wanted.cpu) / plan.meta.num_workers)}
+        return tune.PlacementGroupFactory([{"CPU": wanted.cpu}, *[worker] * plan.meta.num_workers])
     if plan.meta.parallel == "ray":  # the trial itself only waits for its sessions
         session: dict[str, int | float] = {"CPU": 1}
         return tune.PlacementGroupFactory([{}, *[session] * min(plan.meta.max_session, int(there["CPU"]))])
@@ -115,7 +118,7 @@ def make_scheduler(plan: Plan, spec: Spec) -> Any:
     """The one that the plan names, in frames of all sessions of a trial together."""
     chosen, metric = plan.meta.search_scheduler, {"metric": plan.meta.search_metric, "mode": plan.meta.search_mode}
     sessions = spec.meta.max_session
-    whole = spec.env.max_frame * (1 if spec.meta.distributed else sessions)
+    whole = spec.env.max_frame * (1 if spec.meta.shares else sessions)
     if plan.meta.search == "pbt":
         return _population(plan, whole // 10)
     if chosen is None:
