@@ -202,8 +202,8 @@ class MetaSpec(Settings):
     parallel: Literal["auto", "stack", "process", "ray"] = Field(
         "auto",
         description="how sessions run side by side: in one process with their learn steps stacked into one (where one "
-        "learner has all nets: not SAC, TD3, CrossQ, MPC, MBPO), in processes, or as tasks of Ray's; auto: in processes, "
-        "as many as there are cores",
+        "learner has all nets: not SAC, TD3, CrossQ, MPC, MBPO), in processes, or as tasks of Ray's; auto: in "
+        "processes, as many as there are cores",
     )
     on_env_error: Literal["stop", "restart_episode"] = Field(
         "stop",
