@@ -34,7 +34,7 @@ from slm_lab.spec.schema import Spec, read_spec  # noqa: E402
 from slm_lab.types import Arrays  # noqa: E402
 
 LONGEST_CHUNK = 64  # steps of a worker between two words to the learner
-SECONDS_TO_RESTART, SECONDS_BETWEEN_TRIES = 30.0, 0.05
+LONGEST_SILENCE, SECONDS_BETWEEN_TRIES = 60.0, 0.05
 AHEAD = 2  # chunks that a worker is asked for, so that it plays while the learner learns
 
 
@@ -53,9 +53,9 @@ class Worker:
         self.obs = self.env.reset()
         self.version = -1
 
-    def play(self, policy: dict, version: int, frame: int, steps: int) -> tuple[dict[str, Arrays], list]:
+    def play(self, policy: dict, version: int, frame: int, steps: int) -> tuple[dict[str, Arrays], list, int]:
         """Rows (steps, N, ...) of N envs, and (return, length) of the episodes that ended; `frame`: the learner's,
-        which exploration goes by."""
+        which exploration goes by. And the worker's process."""
         if version != self.version:
             self.algorithm.load_policy_state(policy)
             self.version = version
@@ -77,7 +77,7 @@ class Worker:
             score = step.reward if step.score is None else step.score
             self.tally.add(score, ended if step.goes_on is None else ended & ~step.goes_on)
             self.obs = step.obs
-        return {name: _stacked([row[name] for row in rows]) for name in rows[0]}, self.tally.since()
+        return {name: _stacked([row[name] for row in rows]) for name in rows[0]}, self.tally.since(), os.getpid()
 
 
 class LearnerSession(Session):
@@ -88,7 +88,7 @@ class LearnerSession(Session):
         self.worker_spec = _with_envs(spec, meta.envs_per_worker or spec.env.num_envs)
         self.each = self.worker_spec.env.num_envs
         super().__init__(_with_envs(spec, self.each * meta.num_workers), *arguments, **more)
-        self.deaths, self.died_at = 0, dict[int, float]()
+        self.deaths, self.processes, self.silent_since = 0, dict[int, int](), dict[int, float]()
 
     def make_env(self, render: bool) -> VectorEnv:
         """One copy, for what it tells of the spaces; it is not played."""
@@ -135,12 +135,13 @@ class LearnerSession(Session):
     def _take(self, index: int, chunk: Any) -> None:
         """Remember what a worker has seen, and learn as often as so many frames call for."""
         try:
-            rows, episodes = ray.get(chunk)
+            rows, episodes, process = ray.get(chunk)
         except RayTaskError as error:
             raise RunError(f"worker {index}: {error.cause}") from error
         except RayActorError:
-            self._bury(index)
+            self._wait_for(index)
             return
+        self._greet(index, process)
         memory, first = self.agent.memory, index * self.each
         for env in range(self.each):
             memory.add_rows(mapped(itemgetter((slice(None), env)), rows), first + env, source=index)
@@ -149,17 +150,23 @@ class LearnerSession(Session):
         self.logbook.tally.count(episodes)
         self._keep_books()
 
-    def _bury(self, index: int) -> None:
-        """A chunk did not come. All that the worker was asked for is lost with it, which is one death."""
+    def _wait_for(self, index: int) -> None:
+        """A chunk did not come: its worker died, and Ray is about to begin it anew."""
         now = time.monotonic()
-        if now - self.died_at.get(index, -SECONDS_TO_RESTART) < SECONDS_TO_RESTART:
-            time.sleep(SECONDS_BETWEEN_TRIES)
+        if now - self.silent_since.setdefault(index, now) > LONGEST_SILENCE:
+            raise RunError(f"worker {index} died, and did not begin anew within {LONGEST_SILENCE:g} s")
+        time.sleep(SECONDS_BETWEEN_TRIES)
+
+    def _greet(self, index: int, process: int) -> None:
+        """A worker told of itself; if it is not the process that it was, the other has died."""
+        self.silent_since.pop(index, None)
+        if self.processes.setdefault(index, process) == process:
             return
-        self.died_at[index] = now
+        self.processes[index] = process
         self.deaths += 1
+        self._warn(f"worker {index} died; it has begun anew")
         if self.deaths > self.spec.meta.max_failures:
             raise RunError(f"workers died {self.deaths} times; was memory short?")
-        self._warn(f"worker {index} died; it begins anew")
 
 
 def _with_envs(spec: Spec, number: int) -> Spec:
