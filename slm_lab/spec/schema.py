@@ -32,7 +32,7 @@ class AgentSpec(Settings):
 
 
 # Beyond these a spec is taken for a mistake: what it asks for would be made before anything could be seen of it
-MOST_ENVS, MOST_SESSIONS, MOST_EPISODES, MOST_FRAMES = 2**16, 2**12, 2**12, 2**10
+MOST_ENVS, MOST_SESSIONS, MOST_EPISODES, MOST_FRAMES, MOST_TRIALS = 2**16, 2**12, 2**12, 2**10, 10**5
 
 
 class EnvSpec(Settings):
@@ -153,7 +153,10 @@ class MetaSpec(Settings):
         1, ge=1, le=MOST_SESSIONS, description="sessions of a trial: the same spec with different seeds"
     )
     max_trial: int = Field(
-        16, ge=1, description="draws of a search, each crossed with the keys of __grid_search; not used by 'grid'"
+        16,
+        ge=1,
+        le=MOST_TRIALS,
+        description="draws of a search, each crossed with the keys of __grid_search; not used by 'grid'",
     )
     search: Literal["random", "grid", "optuna", "pbt"] = Field(
         "random",

@@ -47,7 +47,7 @@ BOUNDED = {  # kind -> what its list holds
 KINDS = (*CHOICES, *BOUNDED)
 WHOLE = ("randint", "qrandint", "lograndint")
 LOGARITHMIC = ("loguniform", "lograndint")
-MOST_TRIALS = 100_000
+MOST_COMBINATIONS = 10**5
 PROBES = (0.0, 0.381966, 0.999)  # where a range is tried before anything starts: its ends, and between
 Draw = dict[str, Any]
 
@@ -358,8 +358,8 @@ def _combinations(keys: Sequence[Key], kinds: Sequence[str]) -> list[Draw]:
             for index, option in enumerate(key.options)
             for inner in _combinations(option.keys, kinds)
         ]
-        if len(found) * len(here) > MOST_TRIALS:
-            raise SpecError([Mistake("search", f"more than {MOST_TRIALS:,} combinations; search fewer values")])
+        if len(found) * len(here) > MOST_COMBINATIONS:
+            raise SpecError([Mistake("search", f"more than {MOST_COMBINATIONS:,} combinations; search fewer values")])
         found = [{**before, **one} for before in found for one in here]
     return found
 

@@ -25,7 +25,7 @@ from slm_lab.experiment.session import table_metrics
 from slm_lab.lib.files import read_json, write_bytes, write_json
 from slm_lab.spec import overrides as changes
 from slm_lab.spec import shape
-from slm_lab.spec.schema import Spec, right_parts
+from slm_lab.spec.schema import MOST_TRIALS, Spec, right_parts
 from slm_lab.spec.space import Space, read_space
 from slm_lab.spec.words import suggest
 
@@ -153,6 +153,8 @@ def _refuse_wrong_method(plan: Plan) -> None:
             for key in keys
             if not key.options
         ]
+    if plan.num_trials() > MOST_TRIALS:
+        found.append(Mistake("meta.max_trial", f"comes to {plan.num_trials():,} trials; at most {MOST_TRIALS:,}"))
     if method == "pbt":
         for key in plan.space.keys:
             if any(option.keys or isinstance(option.value, dict) for option in key.options):
