@@ -38,6 +38,7 @@ from peers.buffers import (
     OBS,
     PACKAGES,
     Rows,
+    as_tensors,
     box,
     cpprb,
     ours,
@@ -45,6 +46,7 @@ from peers.buffers import (
     sb3,
     sb3_hindsight,
     tensors,
+    tianshou,
     torchrl,
     torchrl_prioritized,
 )
@@ -80,6 +82,9 @@ def uniform(rows: Rows) -> Iterator[Case]:
         peers["cpprb"] = lambda count: tensors(buffer.sample(count))
     if "torchrl" in HAVE:
         peers["torchrl"] = torchrl(rows).sample
+    if "tianshou" in HAVE:
+        other = tianshou(rows)
+        peers["tianshou"] = lambda count: as_tensors(other.sample(count)[0])
     for count, goal in ((32, 1.3), (256, 2.0), (4096, 2.0)):
         calls = {name: lambda sample=sample, count=count: sample(count) for name, sample in peers.items()}
         yield Case(f"uniform sample {count}", goal, {"ours": lambda count=count: mine.sample(count), **calls})
@@ -90,6 +95,7 @@ def prioritized(rows: Rows) -> Iterator[Case]:
     mine.update_priorities(mine.ring.ids(), rows.priority)
     cpp = cpprb(rows, prioritized=True) if "cpprb" in HAVE else None
     rl = torchrl_prioritized(rows)
+    tian = tianshou(rows, prioritized=True) if "tianshou" in HAVE else None
     for count, goal in ((32, 1.8), (256, 3.0)):
         errors = torch.from_numpy(np.random.default_rng(1).random(count).astype(np.float32))
 
@@ -105,7 +111,14 @@ def prioritized(rows: Rows) -> Iterator[Case]:
         def call_torchrl(count: int = count, errors: torch.Tensor = errors) -> None:
             rl.update_priority(rl.sample(count)["index"], errors)
 
-        calls = {"ours": call_ours} | ({"cpprb": call_cpprb} if cpp else {}) | ({"torchrl": call_torchrl} if rl else {})
+        def call_tianshou(count: int = count, errors: torch.Tensor = errors) -> None:
+            batch, indices = tian.sample(count)
+            as_tensors(batch)
+            tian.update_weight(indices, errors.numpy())
+
+        calls: dict[str, Call] = {"ours": call_ours}
+        others = {"cpprb": (cpp, call_cpprb), "torchrl": (rl, call_torchrl), "tianshou": (tian, call_tianshou)}
+        calls |= {name: call for name, (there, call) in others.items() if there is not None}
         yield Case(f"prioritized sample + update {count}", goal, calls)
 
 

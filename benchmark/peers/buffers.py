@@ -15,7 +15,7 @@ from slm_lab.agent.memory import make_memory
 OBS, ACTION, GOAL = 17, 6, 3  # widths
 EPISODE = 1000  # steps
 GAMMA = 0.99
-PACKAGES = {"SB3": "stable_baselines3", "cpprb": "cpprb", "torchrl": "torchrl"}
+PACKAGES = {"SB3": "stable_baselines3", "cpprb": "cpprb", "torchrl": "torchrl", "tianshou": "tianshou"}
 HAVE = {name for name, module in PACKAGES.items() if importlib.util.find_spec(module)}
 
 
@@ -67,6 +67,24 @@ def sb3(rows: Rows, n_step: int = 1):
     buffer.dones[:, 0], buffer.timeouts[:, 0] = rows.terminated | rows.truncated, rows.truncated
     buffer.full = True
     return buffer
+
+
+def tianshou(rows: Rows, prioritized: bool = False):
+    from tianshou.data import Batch, PrioritizedReplayBuffer, ReplayBuffer
+
+    buffer = PrioritizedReplayBuffer(rows.count, 0.6, 0.4) if prioritized else ReplayBuffer(rows.count)
+    ends = rows.terminated | rows.truncated
+    parts = {"obs": rows.obs[:-1], "act": rows.action, "rew": rows.reward, "obs_next": rows.obs[1:], "done": ends}
+    buffer.set_batch(Batch(**parts, terminated=rows.terminated, truncated=rows.truncated))
+    buffer._size = rows.count  # as its own `from_data` does
+    if prioritized:
+        buffer.weight[np.arange(rows.count)] = rows.priority
+    return buffer
+
+
+def as_tensors(batch: Any) -> list[torch.Tensor]:
+    """What a loss needs of a batch of tianshou's."""
+    return [torch.from_numpy(batch[key]) for key in ("obs", "act", "rew", "obs_next", "terminated")]
 
 
 CPPRB_FIELDS = {"obs": {"shape": OBS}, "act": {"shape": ACTION}, "rew": {}, "next_obs": {"shape": OBS}, "done": {}}

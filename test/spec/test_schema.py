@@ -88,9 +88,9 @@ def test_an_algorithm_that_learns_needs_memory_and_net(flat):
         (
             "meta.distributed",
             "syncd",
-            "meta.distributed: got 'syncd'; must be false, 'shared' or 'synced'; did you mean",
+            "meta.distributed: got 'syncd'; must be false, 'shared', 'synced' or 'actors'; did you mean",
         ),
-        ("meta.distributed", 0, "meta.distributed: got 0; must be false, 'shared' or 'synced'"),
+        ("meta.distributed", 0, "meta.distributed: got 0; must be false, 'shared', 'synced' or 'actors'"),
         ("meta.compile", 1, "meta.compile: got 1; must be true, false or 'auto'"),
         ("meta.device", "gpu", "meta.device: got 'gpu'; must be one of 'auto', 'cpu', 'cuda'"),
         ("meta.seed", -1, "meta.seed: got -1; must be an integer >= 0 or null"),

@@ -112,7 +112,7 @@ class Board:
     def left(self) -> str:
         """How long what is left will take, at the speed so far."""
         done = self._done()
-        if done <= self._frames_before:
+        if done <= self._frames_before or done >= self.total * self.frames:
             return ""
         seconds = (time.monotonic() - self._began) * (self.total * self.frames - done) / (done - self._frames_before)
         return f", {duration(seconds)} left"
