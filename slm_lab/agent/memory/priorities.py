@@ -135,8 +135,36 @@ def set_leaf(sums, lows, row, priority):
 
 @njit
 def fill(sums, lows, rows, priorities):
+    leaves = sums.size // 2
+    nodes = np.empty(rows.size, np.int64)
     for index in range(rows.size):
-        set_leaf(sums, lows, rows[index], priorities[index])
+        nodes[index] = leaves + rows[index]
+        sums[nodes[index]] = priorities[index]
+        if lows is not None:
+            lows[nodes[index]] = priorities[index] if priorities[index] > 0 else np.inf
+    climb(sums, lows, nodes)
+
+
+@njit
+def climb(sums, lows, nodes):
+    """Bring up to date what is above these leaves, level by level, so that their memory reads overlap; `nodes` is used
+    up. From where a level has fewer nodes than that, all of them."""
+    if not nodes.size:
+        return
+    while nodes[0] > max(nodes.size, 1):
+        for index in range(nodes.size):
+            node = nodes[index] >> 1
+            nodes[index] = node
+            sums[node] = sums[2 * node] + sums[2 * node + 1]
+            if lows is not None:
+                lows[node] = min(lows[2 * node], lows[2 * node + 1])
+    level = 1
+    while 2 * level <= nodes[0]:
+        level *= 2
+    for node in range(level - 1, 0, -1):
+        sums[node] = sums[2 * node] + sums[2 * node + 1]
+        if lows is not None:
+            lows[node] = min(lows[2 * node], lows[2 * node + 1])
 
 
 @njit
@@ -170,24 +198,27 @@ def draw_by_priority(sums, lows, head, slots, uniforms, newest, beta, ids, weigh
             right = (left_over[index] >= sums[node]) & (sums[node + 1] > 0)  # rounding must not reach an empty leaf
             left_over[index] -= right * sums[node]
             nodes[index] = node + right
+    rows = np.empty(count, np.int64)
     for index in range(count):
         row = nodes[index] - leaves
-        env = row % envs
+        slot = row // envs
+        env = row - slot * envs
         newest_t = head[env] - 1
-        t = newest_t - (newest_t - row // envs) % slots
-        ids[index] = t * envs + env
+        age = newest_t % slots - slot
+        ids[index] = (newest_t - (age if age >= 0 else age + slots)) * envs + env
+        rows[index] = row
     for index in range(min(newest.size, count)):
-        ids[count - 1 - index] = newest[index]
+        own = newest[index]
+        ids[count - 1 - index] = own
+        rows[count - 1 - index] = own // envs % slots * envs + own % envs
     # (size * P)^-beta / its maximum: size and the total cancel, what is left is (lowest priority / priority)^beta.
     lowest = np.inf
     for index in range(count):
-        row = ids[index] // envs % slots * envs + ids[index] % envs
-        lowest = min(lowest, sums[leaves + row])
+        lowest = min(lowest, sums[leaves + rows[index]])
     if lows is not None:
         lowest = lows[1]
     for index in range(count):
-        row = ids[index] // envs % slots * envs + ids[index] % envs
-        weight[index] = (lowest / sums[leaves + row]) ** beta
+        weight[index] = (lowest / sums[leaves + rows[index]]) ** beta
 
 
 @njit
@@ -196,12 +227,20 @@ def set_by_error(sums, lows, highest, head, tail, slots, ids, errors, alpha, eps
     for index in range(errors.size):
         if not abs(errors[index]) < np.inf:
             return index
-    envs = head.size
+    envs, leaves = head.size, sums.size // 2
+    nodes = np.empty(ids.size, np.int64)
+    count = 0
     for index in range(ids.size):
-        env = ids[index] % envs
         t = ids[index] // envs
+        env = ids[index] - t * envs
         if tail[env] <= t < head[env]:
             priority = min((abs(errors[index]) + epsilon) ** alpha, MOST)
-            set_leaf(sums, lows, t % slots * envs + env, priority)
+            node = leaves + t % slots * envs + env
+            sums[node] = priority
+            if lows is not None:
+                lows[node] = priority if priority > 0 else np.inf
+            nodes[count] = node
+            count += 1
             highest[0] = max(highest[0], priority)
+    climb(sums, lows, nodes[:count])
     return -1
