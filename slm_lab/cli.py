@@ -233,7 +233,7 @@ def _search(job: Job, changes: list[str], options: Options) -> None:
         target = _find_run(job, job.target, options.data_dir)
         from slm_lab.experiment import search
 
-        search.resume(target, force=options.force, **told)
+        search.resume(target, **told)
         return
     tree = _read_tree(job.file, job.tree(), changes)
     from slm_lab.experiment import search
@@ -273,7 +273,7 @@ def _refuse_idle_options(job: Job, changes: list[str], options: Options) -> None
         raise SpecError("--address goes with search")
     if options.render and job.mode == "search":
         raise SpecError("--render goes with train, dev and enjoy@RUN; trials of a search are not rendered")
-    if options.force and not goes_on:
+    if options.force and not (goes_on and job.mode == "train"):
         raise SpecError("--force goes with train@RUN: it lets -s change what a run that has begun keeps")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 import sys
 from collections.abc import Callable, Mapping
@@ -223,6 +224,9 @@ def check_place(meta: MetaSpec) -> list[Mistake]:
     mistakes = []
     if meta.shares and device_name(meta.device) != "cpu":
         mistakes.append(Mistake("meta.device", "distributed sessions meet in the CPU's memory: use 'cpu'"))
+    if (meta.parallel == "ray" or meta.distributed == "actors") and importlib.util.find_spec("ray") is None:
+        key = "parallel" if meta.parallel == "ray" else "distributed"
+        mistakes.append(Mistake(f"meta.{key}", "runs on Ray: pip install 'slm-lab[search]'"))
     if meta.compile is True and not has_compiler():
         mistakes.append(Mistake("meta.compile", "true needs a C++ compiler on the PATH, and there is none; use false"))
     try:

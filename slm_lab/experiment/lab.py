@@ -31,7 +31,7 @@ from slm_lab.experiment.display import Display, closing, number
 from slm_lab.experiment.folder import RunFolder, parse_target
 from slm_lab.experiment.session import log_frequency
 from slm_lab.experiment.trial import Trial
-from slm_lab.lib.files import write_bytes, write_json
+from slm_lab.lib.files import read_json, write_bytes, write_json
 from slm_lab.lib.lock import Lock, locked
 from slm_lab.spec import overrides as changes
 from slm_lab.spec.files import read_file
@@ -245,7 +245,7 @@ def enjoy(
     tell_foreign_code(run, console, verbosity)
     if render and not display_available():
         raise InputError("there is no display to render to; without --render the first episode is filmed")
-    folder = enjoying.best_session(run, trial, session)
+    folder = enjoying.best_session(run, _best_trial(run) if trial is None else trial, session)
     spec = saved_spec(run) if not run.is_search else saved_spec(RunFolder(folder.root.parent))  # the trial's
     if verbosity >= 0:
         console.print(f"{spec.name} from {folder.root}, {episodes} greedy episode{'s' if episodes > 1 else ''}")
@@ -265,6 +265,12 @@ def enjoy(
     if films is not None and films.note and verbosity >= 0:
         console.print(films.note)
     console.print(f"mean return {number(sum(returns) / len(returns))}")
+
+
+def _best_trial(run: RunFolder) -> int | None:
+    """The one that a search has found to be the best, by its own metric."""
+    best = read_json(run.search_file).get("best") if run.is_search else None
+    return best if isinstance(best, int) and run.trial(best) in run.trials() else None
 
 
 def saved_spec(run: RunFolder, overrides: list[str] | tuple[str, ...] = ()) -> Spec:

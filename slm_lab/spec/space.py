@@ -45,9 +45,11 @@ BOUNDED = {  # kind -> what its list holds
     "normal": ("mean", "deviation"),
 }
 KINDS = (*CHOICES, *BOUNDED)
+OF_THE_SEARCH = ("meta", "meta.seed", "meta.max_trial", "meta.max_concurrent", "meta.max_failures")
 WHOLE = ("randint", "qrandint", "lograndint")
 LOGARITHMIC = ("loguniform", "lograndint")
 MOST_COMBINATIONS = 10**5
+LARGEST = 1e300  # of a limit
 PROBES = (0.0, 0.381966, 0.999)  # where a range is tried before anything starts: its ends, and between
 Draw = dict[str, Any]
 
@@ -169,8 +171,15 @@ class Space:
             if key in self.params:
                 given[key.path] = value
             else:
-                pydash.set_(flat, key.path, value)
+                _set(flat, key.path, value)
         return substitute(flat, given) if given else flat
+
+
+def _set(tree: dict[str, Any], path: str, value: Any) -> None:
+    try:
+        pydash.set_(tree, path, value)
+    except (AttributeError, IndexError, TypeError, ValueError):  # it leads through what is no block
+        raise SpecError([Mistake(f"search.{path}", "leads to no place in the spec")]) from None
 
 
 def params_in(tree: Any) -> dict[str, str]:
@@ -234,7 +243,10 @@ def _flat(search: Any, found: list[Mistake]) -> dict[str, Any]:
 
 
 def _read_params(spec_params: Any, found: list[Mistake]) -> tuple[Key, ...]:
-    keys = []
+    keys: list[Key] = []
+    if not isinstance(spec_params or {}, dict):
+        found.append(Mistake("spec_params", f"got {show(spec_params)}; must be a block {{name: [values]}}"))
+        return ()
     for name, values in (spec_params or {}).items():
         if not isinstance(values, list) or not values:
             found.append(Mistake(f"spec_params.{name}", f"got {show(values)}; must be a list of values"))
@@ -243,17 +255,22 @@ def _read_params(spec_params: Any, found: list[Mistake]) -> tuple[Key, ...]:
     return tuple(keys)
 
 
-def _read_keys(block: Mapping[str, Any], path: str, name: str, found: list[Mistake]) -> tuple[Key, ...]:
-    """The searched keys under that path, outside of lists."""
+def _read_keys(
+    block: Mapping[str, Any], path: str, name: str, found: list[Mistake], of_option: bool = False
+) -> tuple[Key, ...]:
+    """The searched keys under that path, outside of lists. Plain values have a place in an option's block only."""
     keys: list[Key] = []
     for key, value in block.items():
         place, mark, kind = str(key).rpartition(MARK)
         if not mark:
             if isinstance(value, dict):
-                keys += _read_keys(value, f"{path}{key}.", f"{name}{key}.", found)
-            elif not name.endswith("]."):
+                keys += _read_keys(value, f"{path}{key}.", f"{name}{key}.", found, of_option)
+            elif not of_option:
                 problem = f"nothing is searched here; write {key}__choice or {key}__uniform, with a list"
                 found.append(Mistake(f"{path}{key}", problem))
+            continue
+        if of_option and kind == "grid_search":
+            found.append(Mistake(f"{path}{key}", "inside of a block write __choice: only whole blocks are crossed"))
             continue
         read = _read_key(f"{path}{place}", f"{name}{place}", kind, value, found)
         keys += [read] if read is not None else []
@@ -268,7 +285,7 @@ def _read_key(path: str, name: str, kind: str, value: Any, found: list[Mistake])
         found.append(Mistake(where, "names no key of the spec"))
     elif path.partition(".")[0] not in ("agent", "env", "meta"):
         found.append(Mistake(where, "what is searched lies in agent, env or meta"))
-    elif path in ("meta.seed", "meta.max_trial") or path.startswith("meta.search"):
+    elif path in OF_THE_SEARCH or path.startswith("meta.search"):
         found.append(Mistake(where, "belongs to the search itself, and cannot be searched"))
     elif not isinstance(value, list) or not value:
         found.append(Mistake(where, f"got {show(value)}; must be a list"))
@@ -283,7 +300,7 @@ def _read_key(path: str, name: str, kind: str, value: Any, found: list[Mistake])
 def _read_option(path: str, name: str, value: Any, found: list[Mistake]) -> Option:
     if not isinstance(value, dict):
         return Option(value)
-    return Option(_without_searched(value), _read_keys(value, f"{path}.", f"{name}.", found))
+    return Option(_without_searched(value), _read_keys(value, f"{path}.", f"{name}.", found, True))
 
 
 def _without_searched(block: Any) -> Any:
@@ -296,7 +313,7 @@ def _read_bounded(path: str, name: str, kind: str, value: list, found: list[Mist
     where, holds = f"{path}{MARK}{kind}", ", ".join(BOUNDED[kind])
     limits = [as_declared(int if kind in WHOLE else float, item) for item in value]
     numbers = all(isinstance(item, int | float) and not isinstance(item, bool) for item in limits)
-    if len(limits) != len(BOUNDED[kind]) or not numbers or not all(map(math.isfinite, limits)):
+    if len(limits) != len(BOUNDED[kind]) or not numbers or not all(abs(item) < LARGEST for item in limits):
         found.append(Mistake(where, f"got {show(value)}; must be [{holds}]"))
         return None
     if kind in WHOLE and not all(isinstance(item, int) for item in limits):

@@ -39,7 +39,7 @@ SMALL = {
 def cluster():
     """One Ray for all searches of this process."""
     os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=128 * 2**20)
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=128 * 2**20)
     yield
     ray.shutdown()
 
@@ -159,6 +159,7 @@ def test_a_scheduler_stops_what_is_worse(search, scheduler):
 
 def test_a_population_takes_over_what_is_better(search):
     population = {
+        "search_resources": {"cpu": 2},  # all there is: they take turns, so that each is compared with the other
         "search": "pbt",
         "search_scheduler": {"name": "pbt", "interval": 100, "quantile": 0.5},
         "max_trial": 2,
@@ -192,24 +193,74 @@ def test_spec_params_make_a_set_of_trials_each_with_a_best_spec(search):
 
 def test_a_trial_that_raises_is_recorded_and_ends_no_other(search, tmp_path):
     env = tmp_path / "breaks.py"
-    env.write_text(
-        "from gymnasium.envs.classic_control import CartPoleEnv\n"
-        "class Breaks(CartPoleEnv):\n"
-        "    def __init__(self, when=0, **more):\n"
-        "        super().__init__(**more)\n"
-        "        self.left = when\n"
-        "    def step(self, action):\n"
-        "        self.left -= 1\n"
-        "        if self.left == 0:\n"
-        "            raise RuntimeError('it broke')\n"
-        "        return super().step(action)\n"
-    )
+    env.write_text(BREAKS)
     space = {"env.kwargs.when__grid_search": [0, 150]}
     spec = {**changed(env={"name": f"{env}:Breaks", "kwargs": {"when": 0}}, meta={"max_trial": 1}), "search": space}
     run, out = search(spec)
     assert statuses(run) == ["finished", "failed"]
     assert "it broke" in table(run)[1]["error"]
     assert "1 finished, 1 failed" in out
+
+
+BREAKS = (
+    "from gymnasium.envs.classic_control import CartPoleEnv\n"
+    "class Breaks(CartPoleEnv):\n"
+    "    def __init__(self, when=0, **more):\n"
+    "        super().__init__(**more)\n"
+    "        self.left = when\n"
+    "    def step(self, action):\n"
+    "        self.left -= 1\n"
+    "        if self.left == 0:\n"
+    "            raise RuntimeError('it broke')\n"
+    "        return super().step(action)\n"
+)
+
+
+def test_a_population_goes_on_without_a_member_that_fails(search, tmp_path):
+    env = tmp_path / "breaks.py"
+    env.write_text(BREAKS)
+    population = {"search": "pbt", "search_scheduler": {"name": "pbt", "interval": 100}, "max_trial": 3}
+    spec = changed(env={"name": f"{env}:Breaks", "kwargs": {"when": 0}}, meta=population)
+    space = {"env.kwargs.when__choice": [0, 0, 50], "agent.algorithm.gamma__uniform": [0.9, 0.99]}
+    run, _ = search({**spec, "search": space}, "--seed", "1")
+    assert sorted(set(statuses(run))) == ["failed", "finished"]
+
+
+def test_a_population_can_be_stopped(search):
+    population = {"search": "pbt", "search_scheduler": {"name": "pbt", "interval": 100}, "max_trial": 3}
+    _, out = search(changed(meta={**population, "search_time_budget": 0.01}))
+    assert "the time budget is spent" in out
+
+
+def test_a_search_runs_where_it_is_started_with_an_env_from_there(search, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("own.py").write_text(BREAKS)
+    spec = changed(env={"name": "own.py:Breaks", "max_frame": 100}, meta={"max_trial": 1})
+    Path("mine.json").write_text(json.dumps({"mine": spec}))
+    done = CliRunner().invoke(cli, ["mine.json", "mine", "search"])
+    assert done.exit_code == 0, done.output
+    [run] = Path("data").glob("mine_*")
+    assert statuses(run) == ["finished"]
+    done = CliRunner().invoke(cli, ["mine.json", "mine", "enjoy@latest", "-q", "--episodes", "1"])
+    assert done.exit_code == 0, done.output
+
+
+def test_a_trial_may_have_workers(search):
+    run, _ = search(changed(meta={"distributed": "actors", "max_trial": 1, "num_workers": 2}))
+    assert statuses(run) == ["finished"]
+
+
+def test_damaged_records_of_trials_with_results_are_told(search):
+    run, _ = search(SMALL, "-s", "env.max_frame=100", "-s", "meta.max_trial=1")
+    (run / "t0" / "trial.json").write_text("{")
+    _, out = search(SMALL, mode=f"search@{run}", code=2)
+    assert "t0/trial.json: is damaged" in out
+
+
+def test_a_search_that_goes_on_keeps_its_space(search):
+    run, _ = search(SMALL, "-s", "env.max_frame=100", "-s", "meta.max_trial=1")
+    _, out = search(SMALL, "-s", "env.max_frame=200", mode=f"search@{run}", code=2)
+    assert "env.max_frame: was 100, is 200" in out
 
 
 def test_sessions_of_a_trial_count_together(search):
@@ -247,6 +298,15 @@ WRONG = [
     ({"meta": {"search_metric": "strenght"}}, "meta.search_metric: got 'strenght'; did you mean 'strength'?"),
     ({"meta": {"search_scheduler": "pbt"}}, "search_scheduler 'pbt' goes with search 'pbt'"),
     ({"meta": {"search_scheduler": "asa"}}, "no such scheduler; did you mean 'asha'?"),
+    ({"spec_params": {"env": ["CartPole-v1"]}}, "spec_params.env: nothing in the spec holds ${env}"),
+    ({"spec_params": ["env"]}, "spec_params: got"),
+    ({"search": {"env.name.x__choice": [1]}}, "search.env.name.x: leads to no place in the spec"),
+    ({"search": {"meta.max_failures__choice": [1]}}, "belongs to the search itself"),
+    (
+        {"search": {"agent.memory__choice": [{"name": "Replay", "batch_size__grid_search": [4, 8]}]}},
+        "inside of a block write __choice",
+    ),
+    ({"meta": {"search_scheduler": "asha", "parallel": "stack"}}, "'stack' cannot give up a trial"),
     ({"spec_params": {"env": "CartPole-v1"}}, "spec_params.env: got 'CartPole-v1'; must be a list of values"),
 ]
 
@@ -312,7 +372,7 @@ def workers_of(run):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc for the workers")
-@pytest.mark.parametrize("how", ["interrupt", "driver", "worker"])
+@pytest.mark.parametrize("how", ["interrupt", "terminate", "driver", "worker"])
 def test_after_a_kill_a_search_comes_to_the_same(kill, undisturbed, tmp_path, how):
     folder, whole = undisturbed
     data = f"data_{how}"
@@ -321,9 +381,9 @@ def test_after_a_kill_a_search_comes_to_the_same(kill, undisturbed, tmp_path, ho
             command(folder, "search", data), stdout=out, stderr=subprocess.STDOUT, start_new_session=True
         )
         run = begun(folder / data)
-        if how == "interrupt":
-            driver.send_signal(signal.SIGINT)
-            assert driver.wait(120) == 130
+        if how in ("interrupt", "terminate"):
+            driver.send_signal(signal.SIGINT if how == "interrupt" else signal.SIGTERM)
+            assert driver.wait(120) == (130 if how == "interrupt" else 143)
             assert "go on with" in (tmp_path / "out").read_text()
         elif how == "driver":
             driver.kill()

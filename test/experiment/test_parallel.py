@@ -125,7 +125,7 @@ def kill():
 def cluster():
     ray = pytest.importorskip("ray", reason="needs the extra 'search'")
     os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=128 * 2**20)
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=128 * 2**20)
     yield
     ray.shutdown()
 

@@ -50,8 +50,8 @@ plain = st.one_of(
 inner = st.dictionaries(st.sampled_from(["a", "b", "deep.c"]), plain, max_size=3)
 
 
-def searched(block):
-    return {f"{name}__{kind}": values for name, (kind, values) in block.items()}
+def searched(block, crossed="grid_search"):
+    return {f"{name}__{crossed if kind == 'grid_search' else kind}": values for name, (kind, values) in block.items()}
 
 
 spaces = st.fixed_dictionaries(
@@ -59,7 +59,9 @@ spaces = st.fixed_dictionaries(
 ).map(
     lambda parts: {
         "agent.net": searched(parts["plain"]),
-        "agent.memory__choice": [{"name": f"m{i}", **searched(block)} for i, block in enumerate(parts["blocks"])],
+        "agent.memory__choice": [
+            {"name": f"m{i}", **searched(block, "choice")} for i, block in enumerate(parts["blocks"])
+        ],
     }
 )
 
@@ -132,6 +134,14 @@ def test_a_grid_goes_through_all_combinations_the_last_key_the_fastest():
     assert len(space.grid()) == 2
 
 
+def test_a_block_keeps_what_is_not_searched_in_it_however_deep():
+    block = {"type": "MLPNet", "optim_spec": {"name": "Adam", "lr__uniform": [1, 2]}}
+    space = read_space({"agent.net__choice": [block]})
+    net = space.apply(TREE, space.random(0, 0))["agent"]["net"]
+    assert net["optim_spec"]["name"] == "Adam"
+    assert 1 <= net["optim_spec"]["lr"] <= 2
+
+
 def test_spec_params_fill_in_their_places_and_are_crossed_with_the_space():
     space = read_space({"agent.a__choice": [1]}, {"env": ["A-v0", "B-v0"], "n": [1, 4]})
     tree = {"env": {"name": "${env}", "num_envs": "${n}"}, "description": "${env} with ${n}", "agent": {}}
@@ -159,6 +169,7 @@ def test_text_around_a_parameter_stays_text():
         ({"agent.a__uniform": [1, float("inf")]}, "must be [low, high]"),
         ({"agent.a__loguniform": [0, 1]}, "low must be > 0"),
         ({"agent.a__quniform": [0, 1, 0]}, "the step must be > 0"),
+        ({"agent.a__randint": [1, 10**400]}, "must be [low, high"),
         ({"agent.a__randint": [0, 2.5]}, "must be integers"),
         ({"agent.a__normal": [0, 0]}, "the deviation must be > 0"),
         ({"agent.a__choice": []}, "must be a list"),

@@ -104,7 +104,10 @@ class LearnerSession(Session):
 
     def _start_workers(self) -> list[Any]:
         number = self.spec.meta.num_workers
+        group = ray.util.get_current_placement_group()
         share = min(1.0, ray.cluster_resources().get("CPU", 1) / number)
+        if group is not None:  # in a trial of a search, which has room set aside for them
+            share = group.bundle_specs[1]["CPU"]
         make = Worker.options(num_cpus=share)
         tree = self.worker_spec.to_tree()
         return [make.remote(tree, self.spec.name, self.folder.index, index) for index in range(number)]

@@ -65,6 +65,18 @@ def run_sessions(trial: Trial, sessions: list[SessionFolder], stop: Any) -> list
         task.remote(tree, name, folder.absolute(), words, bell, trial.live_seconds): folder for folder in sessions
     }
     failures: list[Failure] = []
+    try:
+        _follow(trial, running, words, bell, stop, failures)
+    finally:  # a scheduler may have given the trial up
+        for one in running:
+            ray.cancel(one, force=True)
+        ray.kill(bell)
+        words.shutdown(force=True)
+    return failures
+
+
+def _follow(trial: Trial, running: dict, words: Queue, bell: Any, stop: Any, failures: list[Failure]) -> None:
+    """Until none is running."""
     rung = False
     while running:
         ended, _ = ray.wait(list(running), timeout=0.1)
@@ -80,5 +92,3 @@ def run_sessions(trial: Trial, sessions: list[SessionFolder], stop: Any) -> list
                 reason = f"its process died, {trial.spec.meta.max_failures} times again: {type(error).__name__}"
                 failures.append(Failure(folder, reason))
     failures += trial.listen(lambda seconds: words.get_nowait())
-    words.shutdown()
-    return failures

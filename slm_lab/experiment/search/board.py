@@ -72,13 +72,13 @@ class Board:
         self.refresh()
 
     def told(self, index: int, report: dict[str, Any]) -> None:
-        line = self.lines[index]
+        line = self.lines.setdefault(index, Line(index, {}))
         line.frame = max(line.frame, int(report.get("frame") or 0))
         line.score = report.get(self.metric, line.score)
         self.refresh()
 
     def ended(self, index: int, status: str, error: str = "") -> None:
-        line = self.lines[index]
+        line = self.lines.setdefault(index, Line(index, {}))
         line.status, line.error, line.changed_at = status, error, time.monotonic()
         if self._live:
             self.refresh()

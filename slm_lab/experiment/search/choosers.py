@@ -38,7 +38,8 @@ class Chooser(Searcher):
 
     def draw(self, index: int) -> Draw:
         """What a new trial is to be."""
-        return self.plan.space.random(self.plan.meta.seed or 0, index, self.given(index))
+        drawn = index // len(self.combinations)  # each combination meets the same draws
+        return self.plan.space.random(self.plan.meta.seed or 0, drawn, self.given(index))
 
     def given(self, index: int) -> Draw:
         return self.combinations[index % len(self.combinations)]

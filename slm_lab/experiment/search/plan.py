@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from slm_lab.env import make_env
@@ -30,6 +31,7 @@ class Plan:
     space: Space
     meta: MetaSpec  # its seed is known
     run: RunFolder
+    started_in: Path = field(default_factory=Path.cwd)  # where relative paths of the spec begin
 
     def combinations(self) -> list[Draw]:
         """What a search goes through in order; keys that are missing are drawn."""

@@ -3,6 +3,7 @@ Ray is in `tuner`, `runner` and `choosers`."""
 
 from __future__ import annotations
 
+import importlib.util
 import secrets
 import shutil
 import time
@@ -18,7 +19,7 @@ from slm_lab.experiment import lab
 from slm_lab.experiment.display import duration, number
 from slm_lab.experiment.folder import RunFolder, parse_target
 from slm_lab.experiment.interrupt import stop_on_signal
-from slm_lab.experiment.remote.cluster import ray_running, refuse_without_ray
+from slm_lab.experiment.remote.cluster import EXTRA, ray_running, refuse_without_ray
 from slm_lab.experiment.search.board import Board
 from slm_lab.experiment.search.plan import ENDED, FAILED, FINISHED, STOPPED_EARLY, Plan, Record
 from slm_lab.experiment.session import table_metrics
@@ -26,13 +27,13 @@ from slm_lab.lib.files import read_json, write_bytes, write_json
 from slm_lab.spec import overrides as changes
 from slm_lab.spec import shape
 from slm_lab.spec.schema import MOST_TRIALS, Spec, right_parts
-from slm_lab.spec.space import Space, read_space
+from slm_lab.spec.space import Space, params_in, read_space
 from slm_lab.spec.words import suggest
 
 OF_SEARCH = (  # what may change in a search that goes on
     *("meta.max_trial", "meta.max_concurrent", "meta.max_failures", "meta.search_time_budget"),
     *("meta.search_resources", "meta.search_resources.cpu", "meta.search_resources.gpu"),
-    *("meta.search_metric", "meta.search_mode", "env.max_frame", "description"),
+    *("meta.search_metric", "meta.search_mode", "description"),
 )
 MOST_RETRIES_TOLD = 3
 
@@ -57,7 +58,7 @@ def search(
     flat = {**plan.tree, "meta": {**(plan.tree.get("meta") or {}), "seed": meta.seed}, "provenance": provenance}
     write_json(run.search_file, {"retries": {}})
     write_json(run.spec_file, {name: flat})
-    plan = Plan(name, flat, plan.space, meta, run)
+    plan = Plan(name, flat, plan.space, meta, RunFolder(run.root.absolute()))
     console = lab.new_console()
     if verbosity >= 0:
         seed = f"seed {meta.seed}{' (drawn)' if drawn else ''}"
@@ -76,7 +77,6 @@ def resume(
     target: Path,
     *,
     overrides: list[str] | tuple[str, ...] = (),
-    force: bool = False,
     address: str | None = None,
     verbosity: int = 0,
 ) -> Path:
@@ -92,7 +92,7 @@ def resume(
     if not run.is_search:
         raise InputError(f"{run.root}: is no search; go on with train@{run.root}")
     tree = changes.apply(saved, list(overrides))
-    changed = lab.changed_places(saved, tree, OF_SEARCH, force, name)
+    changed = lab.changed_places(saved, tree, OF_SEARCH, False, name)
     plan, spec, notes = make_plan(tree, name, run)
     told = (saved.get("provenance") or {}).get("spec_file")
     file = told if isinstance(told, str) and told.isprintable() else str(run.spec_file)
@@ -119,6 +119,7 @@ def make_plan(tree: Any, name: str, run: RunFolder) -> tuple[Plan, Spec, list[st
         lab.read(tree, name)  # which says what is wrong
     space = read_space(flat.get("search"), flat.get("spec_params"))
     meta = _meta(flat, space, name)
+    run = RunFolder(run.root.absolute())  # trials may run elsewhere
     plan = Plan(name, flat, space, meta, run)
     if not (space.keys or space.params):
         problem = 'nothing to search: give keys such as "agent.net.optim_spec.lr__loguniform": [1e-4, 1e-2]'
@@ -126,13 +127,17 @@ def make_plan(tree: Any, name: str, run: RunFolder) -> tuple[Plan, Spec, list[st
     _refuse_wrong_method(plan)
     plan.check()
     spec, notes = lab.check(plan.read(0, space.random(meta.seed or 0, 0, plan.combinations()[0])))
-    if meta.search_metric == "strength" and known_baseline(spec.env) is None:
-        notes = [
-            *notes,
-            f"no random baseline is known of {spec.env.name}: trials are ranked by area, as strength would",
-        ]
+    unknown = _without_baseline(plan) if meta.search_metric == "strength" else ""
+    if unknown:
+        notes = [*notes, f"no random baseline is known of {unknown}: trials are ranked by area, as strength would"]
         plan = Plan(name, flat, space, meta.model_copy(update={"search_metric": "area"}), run)
     return plan, spec, notes
+
+
+def _without_baseline(plan: Plan) -> str:
+    """An env that trials may have and of which it is not known what acting at random is worth; "" if there is none."""
+    specs = (plan.read(0, draw) for _, draw in plan.space.probes())
+    return next((spec.env.name for spec in specs if known_baseline(spec.env) is None), "")
 
 
 def _meta(flat: dict[str, Any], space: Space, name: str) -> Any:
@@ -145,6 +150,18 @@ def _refuse_wrong_method(plan: Plan) -> None:
     keys, method, metric = plan.space.all_keys(), plan.meta.search, plan.meta.search_metric
     metrics = [name for name in session_metrics({}, {}) if name != "source"]
     found = []
+    if method == "optuna" and importlib.util.find_spec("optuna") is None:
+        raise RunError(EXTRA)
+    columns = {*metrics, "trial", "status", "retries", "error", "sessions"}
+    used = params_in(plan.tree)
+    for param in plan.space.params:
+        if param.path in columns:
+            found.append(Mistake(f"spec_params.{param.path}", "is the name of a column of results; call it otherwise"))
+        elif param.path not in used:
+            found.append(Mistake(f"spec_params.{param.path}", f"nothing in the spec holds ${{{param.path}}}"))
+    if plan.meta.parallel == "stack" and (plan.meta.search_scheduler is not None or method == "pbt"):
+        problem = "'stack' cannot give up a trial that a scheduler has stopped: use 'process' or 'ray'"
+        found.append(Mistake("meta.parallel", problem))
     if metric not in metrics:
         found.append(Mistake("meta.search_metric", f"got '{metric}'; {suggest(metric, metrics)}"))
     if method == "grid":
@@ -229,6 +246,9 @@ class Books:
         self.retries: Counter[int] = Counter(_saved_retries(plan.run))
         for folder in plan.run.trials():
             record = Record.read(folder, plan.space)
+            if record is None and folder.sessions():
+                problem = f"is damaged, and there are results beside it; mend it, or move {folder.root} away"
+                raise InputError(f"{folder.record_file}: {problem}")
             if record is not None and folder.index < plan.num_trials():
                 self._enter(folder.index, record)
 
@@ -238,7 +258,7 @@ class Books:
 
     def retried(self, index: int) -> None:
         self.retries[index] += 1
-        write_json(self.plan.run.search_file, {"retries": {str(index): n for index, n in self.retries.items()}})
+        self._write_file()
 
     def unfinished(self) -> int:
         return self.plan.num_trials() - sum(record.status in ENDED for record in self.records.values())
@@ -291,7 +311,12 @@ class Books:
                 specs[name] = self.plan.spec_tree(index, record.draw, record.seed)
         if specs:
             write_json(self.plan.run.best_spec_file, specs)
+            self._write_file(best[0]["trial"])
         return best
+
+    def _write_file(self, best: int | None = None) -> None:
+        retries = {str(index): number for index, number in self.retries.items()}
+        write_json(self.plan.run.search_file, {"retries": retries, "best": best})
 
     def _sets(self) -> dict[str, list[dict[str, Any]]]:
         """The rows of trials that had the same spec_params, under a name for their spec."""
@@ -321,7 +346,8 @@ def _closing(console: Any, plan: Plan, books: Books, best: list[dict[str, Any]],
         searched = plan.space.values(books.records[row["trial"]].draw)
         told = ", ".join(f"{path} {number(v) if isinstance(v, float) else v}" for path, v in searched.items())
         console.print(f"best: t{row['trial']} with {metric} {number(row[metric])}: {told}")
-    console.print(f"results in {plan.run.root}: {plan.run.experiment_table.name}, {plan.run.best_spec_file.name}")
+    files = [plan.run.experiment_table.name, *([plan.run.best_spec_file.name] if best else [])]
+    console.print(f"results in {plan.run.root}: {', '.join(files)}")
     if best:
         names = list(books._sets())
         console.print(f"  {lab.command(str(plan.run.best_spec_file), names[0], 'train', None)}", style="cyan")

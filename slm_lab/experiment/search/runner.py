@@ -3,6 +3,7 @@ begun again it goes on from there; Ray is told how it gets on, and can be told t
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Iterator
@@ -24,7 +25,7 @@ from slm_lab.experiment.search.plan import ENDED, FAILED, FINISHED, Plan, Record
 from slm_lab.experiment.session import table_metrics
 from slm_lab.experiment.trial import Trial
 from slm_lab.lib.files import read_json, write_json
-from slm_lab.lib.lock import locked
+from slm_lab.lib.lock import Lock, locked
 from slm_lab.spec.schema import Spec
 
 SECONDS_BETWEEN_LOOKS = 0.25  # for the word to stop
@@ -37,7 +38,9 @@ def run_trial(config: dict[str, Any], plan: Plan, tells_again: bool) -> None:
     again, for a scheduler that has not heard it. An error ends in the trial's record, not in Ray."""
     index = int(tune.get_context().get_trial_name().removeprefix("t"))
     folder = plan.folder(index)
-    with _alone(folder):
+    if plan.started_in.is_dir():  # else on another machine, where a relative path cannot be meant
+        os.chdir(plan.started_in)
+    with _alone(folder) as lock:
         before = Record.read(folder, plan.space)
         record = Record(config["draw"], seed=None if before is None else before.seed)
         try:
@@ -49,12 +52,13 @@ def run_trial(config: dict[str, Any], plan: Plan, tells_again: bool) -> None:
             spec, _ = lab.check(plan.read(index, record.draw, record.seed))
             write_json(folder.spec_file, {spec.name: spec.to_tree()})
             record.write(folder)
-            Trial(spec, folder, Reporter(plan, spec, folder, index), stop=Stop(plan), workers=_workers(plan)).run()
+            told = Reporter(plan, spec, folder, index)
+            Trial(spec, folder, told, lock=lock, stop=Stop(plan), workers=_workers(plan)).run()
         except Interrupted:
             return
         except Exception as error:
-            told = str(error) if isinstance(error, LabError) else f"{type(error).__name__}: {error}"
-            replace(record, status=FAILED, error=told).write(folder)
+            reason = str(error) if isinstance(error, LabError) else f"{type(error).__name__}: {error}"
+            replace(record, status=FAILED, error=reason).write(folder)
         else:
             replace(record, status=FINISHED).write(folder)
 
@@ -64,20 +68,20 @@ def _workers(plan: Plan) -> int:
 
 
 @contextmanager
-def _alone(folder: TrialFolder) -> Iterator[None]:
+def _alone(folder: TrialFolder) -> Iterator[Lock]:
     """Holds the trial's lock, once a process that was killed with its machine, or is about to end, has let go of it."""
     folder.root.mkdir(exist_ok=True)
     ends = time.monotonic() + LONGEST_WAIT
     with ExitStack() as held:
         while True:
             try:
-                held.enter_context(locked(folder.lock_file, f"{folder.root} is being trained"))
+                lock = held.enter_context(locked(folder.lock_file, f"{folder.root} is being trained"))
                 break
             except InputError:
                 if time.monotonic() > ends:
                     raise
                 time.sleep(0.1)
-        yield
+        yield lock
 
 
 class Stop:

@@ -18,6 +18,7 @@ quieten()
 
 import ray  # noqa: E402
 from ray import tune  # noqa: E402
+from ray.exceptions import RayActorError  # noqa: E402
 from ray.tune import schedulers  # noqa: E402
 
 from slm_lab.errors import InputError  # noqa: E402
@@ -67,7 +68,7 @@ def run_trials(
         ),
         run_config=tune.RunConfig(
             name=plan.run.ray_folder.name,
-            storage_path=str(plan.run.root.absolute()),
+            storage_path=str(plan.run.root),
             failure_config=tune.FailureConfig(max_failures=meta.max_failures),
             checkpoint_config=tune.CheckpointConfig(num_to_keep=3),
             callbacks=[watch],
@@ -106,7 +107,10 @@ def _resources(plan: Plan) -> Any:
             key = f"meta.search_resources.{name.lower()}"
             raise InputError(f"{key}: a trial takes {amount:g}, and there are {there.get(name, 0):g} in all; lower it")
     if plan.meta.distributed == "actors":
-        worker: dict[str, int | float] = {"CPU": min(1.0, (there["CPU"] - wanted.cpu) / plan.meta.num_workers)}
+        left = there["CPU"] - wanted.cpu
+        if left <= 0:
+            raise InputError("meta.distributed: no core is left for workers; lower meta.search_resources.cpu")
+        worker: dict[str, int | float] = {"CPU": min(1.0, left / plan.meta.num_workers)}
         return tune.PlacementGroupFactory([{"CPU": wanted.cpu}, *[worker] * plan.meta.num_workers])
     if plan.meta.parallel == "ray":  # the trial itself only waits for its sessions
         session: dict[str, int | float] = {"CPU": 1}
@@ -153,7 +157,6 @@ def _population(plan: Plan, interval: int) -> Any:
         mode=plan.meta.search_mode,
         hyperparam_mutations={"draw": mutations},
         custom_explore_fn=keep_in_range,
-        synch=True,  # the same seed, the same takeovers, however fast each trial is
         **settings,
     )
 
@@ -210,8 +213,12 @@ class Watch(tune.Callback):
 
     def on_trial_error(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
         index = index_of(trial)
+        known = Record.read(self.plan.folder(index), self.plan.space) or Record(trial.config["draw"])
         died = f"its process died {trial.num_failures} times; was memory short?"
-        record = Record(trial.config["draw"], FAILED, died)
+        error = trial.get_error()
+        if error is not None and not isinstance(error, RayActorError):
+            died = str(error).strip().splitlines()[-1]
+        record = replace(known, status=FAILED, error=died)
         record.write(self.plan.folder(index))
         self._end(index, record)
 
