@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 import slm_lab.experiment
+import slm_lab.experiment.search  # before the lab is replaced, which it would hold on to
 from slm_lab.cli import cli
 from slm_lab.errors import Interrupted, Mistake, RunError, SpecError
 from slm_lab.spec.files import SHIPPED, spec_files
