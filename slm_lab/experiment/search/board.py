@@ -84,7 +84,7 @@ class Board:
             self.refresh()
         elif not self.quiet:
             self._print(self._plain(line))
-        if error and not self.quiet:
+        if error:
             self._print(f"warning: t{index}: {error}", "yellow")
 
     def note(self, text: str, warning: bool = False) -> None:
